@@ -1,0 +1,132 @@
+"""Measures: one finished rollout in, pass / fail / score with a reason out.
+
+Not here: the weights (worker.training.rewards) and where measures run (dressage.sandbox).
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dressage.authoring.errors import MeasureDefinitionError
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """The verdict of one measure on one rollout.
+
+    Attributes:
+        value: 1.0 for pass, 0.0 for fail, anything between for a score.
+        reason: One sentence for the person who reads the rollout.
+    """
+
+    value: float
+    reason: str
+
+
+def pass_reason(text: str) -> MeasureResult:
+    """The rollout did what the measure asks for."""
+    return MeasureResult(1.0, text)
+
+
+def fail_reason(text: str) -> MeasureResult:
+    """The rollout did not do what the measure asks for."""
+    return MeasureResult(0.0, text)
+
+
+def score(value: float, reason: str) -> MeasureResult:
+    """A partial result.
+
+    Raises:
+        ValueError: The value lies outside [0, 1] or is not a number.
+    """
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"a score lies in [0, 1], got {value!r}")
+    return MeasureResult(float(value), reason)
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call the model made, and what came back."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class AssistantMessage:
+    """The last thing the model said."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class MeasureContext:
+    """Everything a measure may look at.
+
+    Attributes:
+        input: The case's input, as in the suite: a string or chat messages.
+        expect: The case's `expect` object.
+        metadata: The case's `metadata` object.
+        messages: The whole conversation of the rollout, system and user turns included.
+        final: The final assistant message; `.text` is empty when there is none.
+        tool_calls: Every tool call in order.
+        stop_reason: Why the rollout ended (`completed`, `max_completion_length`, …).
+    """
+
+    input: str | list[dict[str, Any]]
+    expect: dict[str, Any]
+    metadata: dict[str, Any] = field(default_factory=dict)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    final: AssistantMessage = AssistantMessage("")
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    stop_reason: str = "completed"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A function registered as a measure, known by its name."""
+
+    name: str
+    function: Callable[[MeasureContext], MeasureResult | Awaitable[MeasureResult]]
+
+    def __call__(self, context: MeasureContext) -> MeasureResult | Awaitable[MeasureResult]:
+        """Call the author's function as if it were not decorated."""
+        return self.function(context)
+
+    async def evaluate(self, context: MeasureContext) -> MeasureResult:
+        """Run the measure and check what it gives back.
+
+        Raises:
+            TypeError: Something else than `pass_reason`, `fail_reason` or `score` came back.
+        """
+        result = self.function(context)
+        if inspect.isawaitable(result):
+            result = await result
+        if not isinstance(result, MeasureResult):
+            raise TypeError(
+                f"measure {self.name!r} returned {type(result).__name__}; return pass_reason(…), "
+                "fail_reason(…) or score(…)"
+            )
+        return result
+
+
+def measure(function: Callable[[MeasureContext], Any]) -> Measure:
+    """Register a function of one argument, the context, as a measure. It may be async.
+
+    Raises:
+        MeasureDefinitionError: The function does not take exactly one argument.
+    """
+    name = getattr(function, "__name__", repr(function))
+    required = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if len(required) != 1:
+        raise MeasureDefinitionError(
+            f"measure {name!r} takes {len(required)} arguments; it must take one, the context"
+        )
+    return Measure(name, function)

@@ -1,0 +1,58 @@
+"""The agent as data: a model, static instructions and tool names."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from dressage.spec.base import Spec
+
+
+def canonical_model_name(name: str) -> str:
+    """Reduce every spelling of a hub model that teams use to `Org/Name`.
+
+    A litellm or Ollama prefix, `hf.co/`, a quantization tag and the `-GGUF` suffix are dropped; the
+    path of a local directory (absolute, or starting with `.` or `~`) is returned as it is.
+
+    >>> canonical_model_name("litellm/ollama_chat/hf.co/Org/Name-GGUF:Q8_0")
+    'Org/Name'
+    """
+    name = name.strip()
+    if name.startswith(("/", ".", "~")):
+        return name
+    name = re.sub(r"^(?:litellm/)?(?:(?:ollama_chat|ollama|huggingface)/)?", "", name)
+    name = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", name)
+    name = name.split(":", 1)[0]
+    return re.sub(r"-GGUF$", "", name, flags=re.IGNORECASE)
+
+
+def _static_text(value: Any) -> Any:
+    if value is not None and not isinstance(value, str):
+        kind = "a callable" if callable(value) else f"a {type(value).__name__}"
+        raise ValueError(f"instructions must be a static string, not {kind}")
+    return value
+
+
+class AgentSpec(Spec):
+    """What is trained: a model with its instructions and tools."""
+
+    model: str = Field(
+        min_length=1,
+        description="Hub name (`Org/Name`, also in litellm, Ollama or GGUF spelling) or the path "
+        "of a model directory that the workers can read.",
+        examples=["Qwen/Qwen3-0.6B"],
+    )
+    instructions: Annotated[str | None, BeforeValidator(_static_text)] = Field(
+        default=None, description="System prompt, the same for all cases."
+    )
+    tools: tuple[str, ...] = Field(
+        default=(), description="Names of `@function_tool` functions in the suite's code."
+    )
+
+    @field_validator("tools")
+    @classmethod
+    def _no_tool_twice(cls, tools: tuple[str, ...]) -> tuple[str, ...]:
+        twice = sorted({name for name in tools if tools.count(name) > 1})
+        if twice:
+            raise ValueError(f"named more than once: {', '.join(twice)}")
+        return tools

@@ -1,0 +1,65 @@
+"""From the requested specification to the one that runs, with every change listed."""
+
+from dressage.spec.agent import canonical_model_name
+from dressage.spec.job import Adjustment, JobSpec
+
+
+def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Adjustment, ...]]:
+    """Resolve names and repair the batch arithmetic.
+
+    Args:
+        requested: As it was posted.
+        suite: The exact version the suite name stands for, `name@version`.
+
+    Returns:
+        The specification that runs and what differs from the requested one.
+    """
+    adjustments = []
+    model = canonical_model_name(requested.agent.model)
+    if model != requested.agent.model:
+        adjustments.append(
+            Adjustment(
+                field="agent.model",
+                requested=requested.agent.model,
+                effective=model,
+                reason="the canonical name of this model",
+            )
+        )
+    if suite != requested.suite:
+        adjustments.append(
+            Adjustment(
+                field="suite",
+                requested=requested.suite,
+                effective=suite,
+                reason="a job runs on one exact version",
+            )
+        )
+    training = requested.training
+    accumulation = valid_accumulation(
+        training.batch_size, training.gradient_accumulation, training.num_generations
+    )
+    if accumulation != training.gradient_accumulation:
+        adjustments.append(
+            Adjustment(
+                field="training.gradient_accumulation",
+                requested=training.gradient_accumulation,
+                effective=accumulation,
+                reason=f"a step holds whole groups: batch_size {training.batch_size} × "
+                f"gradient_accumulation must divide by num_generations {training.num_generations}",
+            )
+        )
+    effective = requested.model_copy(
+        update={
+            "agent": requested.agent.model_copy(update={"model": model}),
+            "suite": suite,
+            "training": training.model_copy(update={"gradient_accumulation": accumulation}),
+        }
+    )
+    return effective, tuple(adjustments)
+
+
+def valid_accumulation(batch_size: int, accumulation: int, num_generations: int) -> int:
+    """The smallest accumulation, at least the given one, with which a step holds whole groups."""
+    while (batch_size * accumulation) % num_generations:
+        accumulation += 1
+    return accumulation

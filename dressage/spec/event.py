@@ -1,0 +1,129 @@
+"""A job's history: typed lines with a sequence number, and what the bigger ones carry."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from dressage.spec.base import Spec
+
+
+class EventType(StrEnum):
+    """What a line of a job's history is about."""
+
+    STATUS = "status"
+    PROGRESS = "progress"
+    METRICS = "metrics"
+    LOG = "log"
+    ROLLOUT = "rollout"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    ARTIFACT = "artifact"
+    EXPORT = "export"
+    ADJUSTMENT = "adjustment"
+    WARNING = "warning"
+    CANCEL = "cancel"
+
+
+class Event(Spec):
+    """One line. `seq` counts from 1 within a job, without gaps."""
+
+    seq: int
+    type: EventType
+    time: datetime
+    data: dict[str, Any]
+
+
+class EventPage(Spec):
+    """One page of events; pass `next_cursor` as `cursor` for the next one."""
+
+    items: tuple[Event, ...]
+    next_cursor: str | None = None
+
+
+class MetricsRow(Spec):
+    """The metrics of one logged step."""
+
+    step: int
+    time: datetime
+    values: dict[str, float | None]
+
+
+class Metrics(Spec):
+    """A job's whole metric history."""
+
+    items: tuple[MetricsRow, ...]
+
+
+class TokenRole(StrEnum):
+    """Who wrote a token of a rollout."""
+
+    PROMPT = "prompt"
+    ACTION = "action"
+    OBSERVATION = "observation"
+    SCAFFOLD = "scaffold"
+
+
+class MeasureVerdict(Spec):
+    """What one measure said."""
+
+    measure: str
+    value: float | None = Field(description="null: the measure itself failed.")
+    reason: str
+
+
+class Rollout(Spec):
+    """One stored episode, whole."""
+
+    id: str
+    phase: str = Field(description="`train`, or the name of an evaluation.")
+    step: int
+    case_id: str
+    index: int = Field(description="Position in its group.")
+    messages: tuple[dict[str, Any], ...]
+    token_ids: tuple[int, ...]
+    roles: str = Field(description="One letter a token: p, a, o, s.")
+    stop_reason: str
+    reward: float | None = Field(description="null: dropped from the group, see the verdicts.")
+    verdicts: tuple[MeasureVerdict, ...]
+    advantage: float | None = None
+
+
+class RolloutPage(Spec):
+    """One page of rollouts; pass `next_cursor` as `cursor` for the next one."""
+
+    items: tuple[Rollout, ...]
+    next_cursor: str | None = None
+
+
+class Evaluation(Spec):
+    """Pass rate on held-out cases at one point of the training."""
+
+    name: str = Field(description="`before`, `step-20`, `after`, …")
+    step: int
+    count: int
+    unscored: int = Field(default=0, description="Cases left out because a measure failed.")
+    mean_reward: float
+    pass_rate: float = Field(description="Share of cases in which every measure said pass.")
+    rewards: dict[str, float] = Field(description="Reward by case id.")
+    passed: dict[str, bool] = Field(description="By case id.")
+
+
+class Gain(Spec):
+    """After minus before on the same cases, with a 95 % paired bootstrap interval."""
+
+    before: float
+    after: float
+    difference: float
+    low: float
+    high: float
+    count: int
+
+
+class Evaluations(Spec):
+    """All evaluations of a job, and what training gained."""
+
+    items: tuple[Evaluation, ...]
+    gain: Gain | None = Field(default=None, description="Of the pass rate.")
+    reward_gain: Gain | None = Field(default=None, description="Of the mean reward.")

@@ -1,0 +1,169 @@
+"""`POST /jobs`: the specification, and the job as the service shows it."""
+
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from dressage.spec.agent import AgentSpec
+from dressage.spec.artifact import Artifact
+from dressage.spec.base import Spec
+from dressage.spec.export import ExportSpec, export_name
+from dressage.spec.measure import RewardSpec
+from dressage.spec.status import ExportStatus, JobStatus, Reason
+from dressage.spec.training import EvaluationSpec, TrainingSpec
+
+EXAMPLE = {
+    "name": "calculator-agent",
+    "agent": {
+        "model": "Qwen/Qwen3-0.6B",
+        "instructions": "Solve the exercise. Use the calculator.",
+        "tools": ["calculate"],
+    },
+    "suite": "arithmetic",
+    "rewards": [{"measure": "correct_answer", "weight": 1.0}],
+    "training": {"num_generations": 4, "lora": {"r": 16, "alpha": 32}},
+    "evaluation": {"holdout": 0.2},
+    "exports": [{"type": "gguf", "quantization": "q8_0"}],
+    "resources": {"gpus": 1},
+}
+
+
+class ResourcesSpec(Spec):
+    """What a worker must have free to take the job."""
+
+    gpus: int = Field(default=1, ge=0, le=1, description="0: any worker, on its CPU.")
+
+
+class JobSpec(Spec):
+    """An agent, a suite, rewards and a configuration."""
+
+    spec_version: Literal[1] = 1
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")
+    agent: AgentSpec
+    suite: str = Field(
+        min_length=1,
+        description="`name` (its newest version), `name@version` or a suite id.",
+        examples=["arithmetic@3"],
+    )
+    rewards: tuple[RewardSpec, ...] = Field(
+        description="At least one. A bare string stands for a measure of weight 1."
+    )
+    training: TrainingSpec = TrainingSpec()
+    evaluation: EvaluationSpec = EvaluationSpec()
+    exports: tuple[ExportSpec, ...] = ()
+    resources: ResourcesSpec = ResourcesSpec()
+    priority: Literal["urgent", "high", "normal", "low"] = "normal"
+
+    model_config = Spec.model_config | {"json_schema_extra": {"examples": [EXAMPLE]}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_beside_measures(cls, data: Any) -> Any:
+        """Accept TRL's spelling, `reward_weights` beside a list of names, and check its length."""
+        if not isinstance(data, dict) or not isinstance(data.get("rewards"), list | tuple):
+            return data
+        rewards = [{"measure": r} if isinstance(r, str) else r for r in data["rewards"]]
+        data = {**data, "rewards": rewards}
+        if "reward_weights" in data:
+            weights = data.pop("reward_weights")
+            if not isinstance(weights, list | tuple) or len(weights) != len(rewards):
+                count = len(weights) if isinstance(weights, list | tuple) else 0
+                raise ValueError(
+                    f"reward_weights has {count} weights for {len(rewards)} rewards; "
+                    "give one weight per reward"
+                )
+            if any(not isinstance(r, dict) or "weight" in r for r in rewards):
+                raise ValueError("give each weight once: in its reward or in reward_weights")
+            data["rewards"] = [
+                {**reward, "weight": weight}
+                for reward, weight in zip(rewards, weights, strict=True)
+            ]
+        return data
+
+    @field_validator("rewards")
+    @classmethod
+    def _some_reward(cls, rewards: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
+        if not rewards:
+            raise ValueError("a job needs at least one measure to reward")
+        names = [reward.measure for reward in rewards]
+        if len(set(names)) != len(names):
+            raise ValueError("a measure may be named once; add up its weights")
+        return rewards
+
+    @model_validator(mode="after")
+    def _no_export_twice(self) -> Self:
+        names = [export_name(export) for export in self.exports]
+        if len(set(names)) != len(names):
+            raise ValueError("exports: the same export is asked for twice")
+        return self
+
+
+class Adjustment(Spec):
+    """A value the service changed, with the reason: nothing is repaired silently."""
+
+    field: str
+    requested: Any
+    effective: Any
+    reason: str
+
+
+class Progress(Spec):
+    """How far the current attempt is."""
+
+    step: int = 0
+    total_steps: int | None = None
+    reward: float | None = None
+    loss: float | None = None
+
+
+class ExportView(Spec):
+    """One follow-up task of a job."""
+
+    id: str
+    name: str
+    spec: ExportSpec
+    status: ExportStatus
+    reason: Reason | None = None
+    message: str | None = None
+    attempts: int = 0
+    created_at: datetime
+    finished_at: datetime | None = None
+
+
+class Job(Spec):
+    """A job as the service shows it."""
+
+    id: str
+    team: str
+    name: str
+    status: JobStatus
+    reason: Reason | None = Field(default=None, description="Why it ended, or was put back.")
+    message: str | None = Field(default=None, description="The same as a sentence for people.")
+    waiting_for: str | None = Field(default=None, description="Why a queued job does not run yet.")
+    spec: JobSpec = Field(description="The effective specification.")
+    adjustments: tuple[Adjustment, ...] = ()
+    progress: Progress = Progress()
+    result: dict[str, Any] | None = Field(
+        default=None, description="Final loss, evaluations before and after, the model's paths."
+    )
+    exports: tuple[ExportView, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
+    attempts: int = 0
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class JobPage(Spec):
+    """One page of a list; pass `next_cursor` as `cursor` for the next one."""
+
+    items: tuple[Job, ...]
+    next_cursor: str | None = None
+
+
+class DryRun(Spec):
+    """What `POST /jobs?dry_run=true` answers: everything checked, nothing stored."""
+
+    spec: JobSpec
+    adjustments: tuple[Adjustment, ...]

@@ -1,0 +1,52 @@
+"""The states of jobs and exports, and the closed set of reasons for which they end."""
+
+from enum import StrEnum
+
+
+class JobStatus(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    PREPARING = "preparing"
+    TRAINING = "training"
+    EVALUATING = "evaluating"
+    EXPORTING = "exporting"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+TERMINAL = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
+ON_WORKER = frozenset({JobStatus.PREPARING, JobStatus.TRAINING, JobStatus.EVALUATING})
+
+
+class Reason(StrEnum):
+    """Why a job or an export ended, or went back to the queue."""
+
+    COMPLETED = "completed"
+    CANCELLED_BY_USER = "cancelled_by_user"
+    OUT_OF_MEMORY = "out_of_memory"
+    NUMERICAL_ERROR = "numerical_error"
+    USER_CODE_ERROR = "user_code_error"
+    MODEL_NOT_FOUND = "model_not_found"
+    MODEL_UNSUPPORTED = "model_unsupported"
+    SUITE_INVALID = "suite_invalid"
+    MISSING_DEPENDENCY = "missing_dependency"
+    DISK_FULL = "disk_full"
+    WORKER_LOST = "worker_lost"
+    CONVERSION_FAILED = "conversion_failed"
+    INTERNAL_ERROR = "internal_error"
+
+
+class ExportStatus(StrEnum):
+    """Where a follow-up task is in its life."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+EXPORT_TERMINAL = frozenset({ExportStatus.SUCCEEDED, ExportStatus.FAILED, ExportStatus.CANCELLED})

@@ -1,0 +1,82 @@
+"""How a job trains. Names are TRL's where TRL has one; defaults are the vetted ones."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from dressage.spec.base import Spec
+
+
+class LoraSpec(Spec):
+    """A low-rank adapter instead of full weights."""
+
+    r: int = Field(default=16, ge=1, le=1024, description="Rank.")
+    alpha: int = Field(default=32, ge=1, description="Scale; the update is alpha / r × B·A.")
+    dropout: float = Field(default=0.05, ge=0, lt=1)
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+
+
+class TrainingSpec(Spec):
+    """Group-relative policy optimization, as TRL's `GRPOTrainer` runs it."""
+
+    epochs: float = Field(default=1, gt=0, le=1000, description="Passes over the training cases.")
+    max_steps: int | None = Field(
+        default=None, ge=1, description="Optimizer steps; overrides `epochs`."
+    )
+    batch_size: int = Field(default=2, ge=1, description="Rollouts in one forward pass, per GPU.")
+    gradient_accumulation: int = Field(
+        default=2, ge=1, description="Forward passes per optimizer step."
+    )
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    warmup_steps: int = Field(default=0, ge=0)
+    adam_beta2: float = Field(default=0.999, gt=0, lt=1)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    num_generations: int = Field(
+        default=4, ge=2, le=1024, description="Rollouts per case and step: the group."
+    )
+    max_completion_length: int = Field(
+        default=1024, ge=1, description="Tokens of a rollout after its prompt, tool results included."
+    )
+    max_tool_iterations: int = Field(
+        default=5, ge=1, le=1000, description="Times a rollout may go back to the model with results."
+    )
+    temperature: float = Field(default=0.8, gt=0, le=5)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=0, ge=0, description="0 means no limit.")
+    mask_truncated_completions: bool = Field(
+        default=True, description="Rollouts cut at `max_completion_length` teach nothing."
+    )
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    beta: float = Field(default=0.0, ge=0, description="Weight of the KL term to the base model.")
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    gradient_checkpointing: bool = False
+    lora: LoraSpec | None = Field(default=None, description="Off (full weights) unless given.")
+    logging_steps: int = Field(default=5, ge=1, description="Optimizer steps per metrics event.")
+    save_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Optimizer steps per checkpoint. Without it a job whose worker dies starts over.",
+    )
+    tool_timeout: float = Field(
+        default=30, gt=0, le=3600, description="Seconds one tool or measure call may take."
+    )
+    max_tool_output: int = Field(
+        default=16_384, ge=64, description="Characters of a tool result shown to the model."
+    )
+
+
+class EvaluationSpec(Spec):
+    """Proof of benefit on cases that are never trained on."""
+
+    holdout: float = Field(
+        default=0.2, ge=0, le=0.9, description="Share of the suite kept for evaluation; 0 = none."
+    )
+    every_steps: int | None = Field(
+        default=None, ge=1, description="Also evaluate during training, every n optimizer steps."
+    )
+    temperature: float | None = Field(
+        default=None, ge=0, le=5, description="0 = greedy; the training temperature unless given."
+    )

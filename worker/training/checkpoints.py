@@ -1,0 +1,44 @@
+"""Which checkpoint a run goes on from: the newest one that is complete."""
+
+import json
+import logging
+from pathlib import Path
+
+from worker.training.run_dir import COMPLETE, write_whole
+
+log = logging.getLogger(__name__)
+
+
+def mark_complete(checkpoint: Path) -> None:
+    """Record every file's size, last of all: what has no such record was cut off."""
+    sizes = {
+        file.relative_to(checkpoint).as_posix(): file.stat().st_size
+        for file in checkpoint.rglob("*")
+        if file.is_file() and file.name != COMPLETE
+    }
+    write_whole(checkpoint / COMPLETE, lambda target: target.write(json.dumps(sizes).encode()))
+
+
+def newest_complete(runs: tuple[Path, ...]) -> Path | None:
+    """Look through run directories, oldest first, and warn about every damaged checkpoint."""
+    found = [
+        (int(path.name.rsplit("-", 1)[1]), path)
+        for run in runs
+        for path in (run / "checkpoints").glob("checkpoint-*")
+    ]
+    for _, path in sorted(found, key=lambda item: item[0], reverse=True):
+        if _is_complete(path):
+            return path
+        log.warning("checkpoint %s is incomplete and was passed over", path.name)
+    return None
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    record = checkpoint / COMPLETE
+    if not record.is_file():
+        return False
+    sizes: dict[str, int] = json.loads(record.read_bytes())
+    return all(
+        (checkpoint / name).is_file() and (checkpoint / name).stat().st_size == size
+        for name, size in sizes.items()
+    )

@@ -1,0 +1,218 @@
+"""The map of a run: load → build → evaluate → train → evaluate → save → manifest."""
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import set_seed
+
+from dressage.authoring.suite import Suite
+from dressage.sandbox.pool import SandboxPool
+from dressage.sandbox.process import SandboxStartError
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.event import Evaluation, EventType
+from dressage.spec.job import JobSpec
+from dressage.spec.status import JobStatus, Reason
+from dressage.spec.suite import Case
+from worker.training.checkpoints import newest_complete
+from worker.training.evaluate import gain, split, summary
+from worker.training.failures import RunFailure
+from worker.training.rewards.weighted import Scorer
+from worker.training.rollout.engine import EpisodeLimits, RolloutEngine
+from worker.training.rollout.template import ConversationTemplate
+from worker.training.rollouts import rollout_record
+from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
+from worker.training.seeds import derived_seed
+from worker.training.update.callbacks import EverySteps
+from worker.training.update.model import load_model, load_tokenizer
+from worker.training.update.trainer import JobTrainer, unscored_message
+
+log = logging.getLogger(__name__)
+
+SANDBOX_PROCESSES = 4
+BEFORE, AFTER = "before", "after"
+
+
+def run_job(run: RunDirectory) -> None:
+    """Run a job from its directory to its manifest.
+
+    Raises:
+        RunFailure: For everything that has a reason the user can act on.
+    """
+    spec = run.spec()
+    job, previous = spec.job, tuple(Path(path) for path in spec.previous)
+    run.emit(EventType.STATUS, status=JobStatus.PREPARING)
+    suite = Suite.from_path(run.path / SUITE)
+    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as code:
+        suite.write_code(Path(code))
+        try:
+            sandbox = SandboxPool(Path(code), size=SANDBOX_PROCESSES)
+        except SandboxStartError as error:
+            raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
+        try:
+            _run(run, job, suite, sandbox, previous)
+        finally:
+            sandbox.close()
+
+
+def _run(
+    run: RunDirectory, job: JobSpec, suite: Suite, sandbox: SandboxPool, previous: tuple[Path, ...]
+) -> None:
+    training_cases, held_out = split(suite.cases, job.evaluation.holdout)
+    parts = _build(run, job, sandbox, training_cases)
+
+    evaluation = HeldOut(run, job, parts, held_out, previous)
+    if held_out:
+        evaluation.at(BEFORE, step=0)
+
+    run.emit(EventType.STATUS, status=JobStatus.TRAINING)
+    checkpoint = newest_complete(previous)
+    if checkpoint:
+        log.info("continuing from %s", checkpoint.name)
+    if held_out and job.evaluation.every_steps:
+        parts.trainer.add_callback(evaluation.callback(job.evaluation.every_steps))
+    parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
+    if held_out:
+        evaluation.at(AFTER, step=parts.trainer.state.global_step)
+
+    saved = save(run, job, parts.trainer, parts.tokenizer)
+    run.finish(Manifest(files=(saved,), result=_result(job, parts.trainer, evaluation, saved)))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is built of."""
+
+    tokenizer: Any
+    engine: RolloutEngine
+    scorer: Scorer
+    trainer: JobTrainer
+
+
+def _build(
+    run: RunDirectory, job: JobSpec, sandbox: SandboxPool, training_cases: list[Case]
+) -> Parts:
+    use_cpu = not torch.cuda.is_available() or job.resources.gpus == 0
+    training = job.training
+    tokenizer = load_tokenizer(job.agent.model)
+    by_name = {tool["name"]: tool for tool in sandbox.tools}
+    template = ConversationTemplate(tokenizer, [by_name[name] for name in job.agent.tools])
+    engine = RolloutEngine(
+        template=template,
+        instructions=job.agent.instructions,
+        sandbox=sandbox,
+        limits=EpisodeLimits(
+            completion_tokens=training.max_completion_length,
+            tool_iterations=training.max_tool_iterations,
+            tool_timeout=training.tool_timeout,
+            tool_output=training.max_tool_output,
+        ),
+    )
+    scorer = Scorer(job.rewards, sandbox, timeout=training.tool_timeout)
+    model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
+    set_seed(training.seed)  # the adapter's first weights
+    trainer = JobTrainer(
+        model=model,
+        tokenizer=tokenizer,
+        spec=training,
+        cases=training_cases,
+        engine=engine,
+        scorer=scorer,
+        run=run,
+        use_cpu=use_cpu,
+    )
+    return Parts(template.tokenizer, engine, scorer, trainer)
+
+
+class HeldOut:
+    """Evaluates the model as it is on the held-out cases, always with the same seeds."""
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        job: JobSpec,
+        parts: Parts,
+        cases: list[Case],
+        previous: tuple[Path, ...],
+    ) -> None:
+        self._run, self._job, self._parts, self._cases = run, job, parts, cases
+        self._previous = previous
+        self.done: dict[str, Evaluation] = {}
+
+    def at(self, name: str, *, step: int) -> None:
+        """Evaluate now and store the result under a name."""
+        stored = self._stored(name) if name == BEFORE else None
+        if stored:  # an earlier attempt has measured the base model already
+            self.done[name] = stored
+            return
+        temperature = self._job.evaluation.temperature
+        if temperature is None:
+            temperature = self._job.training.temperature
+        generate = self._parts.trainer.generator(temperature)
+        seed = derived_seed(self._job.training.seed, "evaluation")
+        episodes = self._parts.engine.play(
+            [(case, 0) for case in self._cases], generate, generate.end_ids, seed
+        )
+        scored = self._parts.scorer.score(episodes)
+        if all(s.reward is None for s in scored):
+            raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(scored))
+        for one in scored:
+            self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
+        result = summary(name, step, scored)
+        self.done[name] = result
+        text = result.model_dump_json().encode()
+        write_whole(_evaluation_file(self._run.path, name), lambda file: file.write(text))
+        self._run.emit(EventType.EVALUATION, **result.model_dump())
+
+    def callback(self, every: int) -> Any:
+        """Evaluate every so many optimizer steps."""
+        return EverySteps(every, lambda step: self.at(f"step-{step}", step=step))
+
+    def _stored(self, name: str) -> Evaluation | None:
+        for run in reversed(self._previous):
+            file = _evaluation_file(run, name)
+            if file.is_file():
+                return Evaluation.model_validate_json(file.read_bytes())
+        return None
+
+
+def save(run: RunDirectory, job: JobSpec, trainer: JobTrainer, tokenizer: Any) -> ProducedFile:
+    """The trained adapter (or the whole model), tokenizer and chat template as one artifact."""
+    kind = ArtifactKind.ADAPTER if job.training.lora else ArtifactKind.MODEL
+    folder = run.path / "final"
+    shutil.rmtree(folder, ignore_errors=True)
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return run.pack(folder, kind)
+
+
+def _result(
+    job: JobSpec, trainer: JobTrainer, evaluation: HeldOut, saved: ProducedFile
+) -> dict[str, Any]:
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    before, after = evaluation.done.get(BEFORE), evaluation.done.get(AFTER)
+    passed = before and after and gain(_numbers(before.passed), _numbers(after.passed))
+    return {
+        "final_loss": losses[-1] if losses else None,
+        "steps": trainer.state.global_step,
+        "model": saved.name,
+        "base_model": job.agent.model,
+        "tools": list(job.agent.tools),
+        "instructions": job.agent.instructions,
+        "gain": passed.model_dump() if passed else None,
+    }
+
+
+def _numbers(passed: dict[str, bool]) -> dict[str, float]:
+    return {case: float(value) for case, value in passed.items()}
+
+
+def _evaluation_file(run: Path, name: str) -> Path:
+    return run / "evaluations" / f"{name}.json"
+

@@ -1,0 +1,95 @@
+"""The reward of an episode: the weighted sum of what its measures say."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dressage.sandbox.pool import SandboxPool
+from dressage.sandbox.process import Failure, Outcome
+from dressage.spec.event import MeasureVerdict
+from dressage.spec.measure import RewardSpec
+from worker.training.rollout.episode import Episode
+
+
+@dataclass(frozen=True)
+class Scored:
+    """An episode with its verdicts. `reward` is None when a measure failed."""
+
+    episode: Episode
+    verdicts: tuple[MeasureVerdict, ...]
+    reward: float | None
+    passed: bool
+
+
+class Scorer:
+    """Runs a job's measures in the sandbox."""
+
+    def __init__(
+        self, rewards: Sequence[RewardSpec], sandbox: SandboxPool, *, timeout: float
+    ) -> None:
+        self._rewards, self._sandbox, self._timeout = tuple(rewards), sandbox, timeout
+
+    def score(self, episodes: Sequence[Episode]) -> list[Scored]:
+        """Measure every episode; all calls run side by side."""
+        requests = [
+            {"call": "measure", "name": reward.measure, "context": context}
+            for context in map(_context, episodes)
+            for reward in self._rewards
+        ]
+        outcomes = self._sandbox.run(requests, self._timeout)
+        again = [i for i, o in enumerate(outcomes) if o.failure in _MAY_PASS_NEXT_TIME]
+        repeated = self._sandbox.run([requests[i] for i in again], self._timeout)
+        for i, outcome in zip(again, repeated, strict=True):
+            outcomes[i] = outcome
+        size = len(self._rewards)
+        return [
+            self._scored(episode, outcomes[i * size : (i + 1) * size])
+            for i, episode in enumerate(episodes)
+        ]
+
+    def _scored(self, episode: Episode, outcomes: list[Outcome]) -> Scored:
+        verdicts = tuple(
+            MeasureVerdict(
+                measure=reward.measure,
+                value=None if outcome.failure else outcome.value["value"],
+                reason=outcome.message if outcome.failure else outcome.value["reason"],
+            )
+            for reward, outcome in zip(self._rewards, outcomes, strict=True)
+        )
+        values = [verdict.value for verdict in verdicts]
+        known = [value for value in values if value is not None]
+        if len(known) < len(values):
+            return Scored(episode, verdicts, None, passed=False)
+        total = sum(r.weight * v for r, v in zip(self._rewards, known, strict=True))
+        # A penalty (negative weight) has no part in whether the case was solved.
+        passed = all(
+            value == 1.0 for r, value in zip(self._rewards, known, strict=True) if r.weight > 0
+        )
+        return Scored(episode, verdicts, total, passed)
+
+
+_MAY_PASS_NEXT_TIME = (Failure.CRASHED, Failure.TIMED_OUT)
+
+
+def _context(episode: Episode) -> dict[str, Any]:
+    case = episode.case.model_dump(mode="json")
+    return {
+        "input": case["input"],
+        "expect": case["expect"],
+        "metadata": case["metadata"],
+        "messages": episode.messages,
+        "final": episode.final_text,
+        "tool_calls": [asdict(call) for call in episode.tool_calls],
+        "stop_reason": str(episode.stop_reason),
+    }
+
+
+def group_rewards(rewards: Sequence[float | None], size: int) -> list[float | None]:
+    """Drop whole groups in which any reward is missing.
+
+    Args:
+        rewards: Group after group, `size` each.
+        size: Rollouts in a group.
+    """
+    groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+    return [None if None in group else reward for group in groups for reward in group]

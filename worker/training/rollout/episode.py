@@ -1,0 +1,61 @@
+"""One episode while and after it is played."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dressage.authoring.measure import ToolCall
+from dressage.spec.event import TokenRole
+from dressage.spec.suite import Case
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    COMPLETED = "completed"
+    MAX_COMPLETION_LENGTH = "max_completion_length"
+    MAX_TOOL_ITERATIONS = "max_tool_iterations"
+
+
+@dataclass
+class Episode:
+    """A rollout in the making.
+
+    Attributes:
+        case: What it plays.
+        index: Position in its group.
+        messages: The conversation so far, prompt included.
+        prompt_ids: Token ids of the prompt.
+        completion_ids: Everything after the prompt: actions, observations, scaffold.
+        roles: One role for each of `completion_ids`.
+    """
+
+    case: Case
+    index: int
+    messages: list[dict[str, Any]]
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    roles: list[TokenRole] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_failures: int = 0
+    escaped_markup: int = 0
+    iterations: int = 0
+    stop_reason: StopReason | None = None
+
+    def append(self, ids: list[int], roles: list[TokenRole]) -> None:
+        """Add tokens with their roles."""
+        self.completion_ids += ids
+        self.roles += roles
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off by its token budget."""
+        return self.stop_reason is StopReason.MAX_COMPLETION_LENGTH
+
+    @property
+    def final_text(self) -> str:
+        """What the model said last; empty when the last turn is a tool call or a result."""
+        last = self.messages[-1]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            return ""
+        return str(last.get("content") or "")

@@ -1,0 +1,135 @@
+"""The wire between a run and whoever started it: a directory.
+
+`spec.json` and `suite.zip` in; `events.jsonl`, `checkpoints/`, `artifacts/`, then either
+`manifest.json` (its presence means the run is complete) or `failure.json` out.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import tarfile
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import Field
+
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.base import Spec
+from dressage.spec.event import EventType
+from dressage.spec.job import JobSpec
+from dressage.spec.status import Reason
+
+SPEC, SUITE, EVENTS, MANIFEST, FAILURE = (
+    *("spec.json", "suite.zip", "events.jsonl", "manifest.json", "failure.json"),
+)
+COMPLETE = "complete.json"
+
+
+class RunSpec(Spec):
+    """What `spec.json` holds: a job's effective specification, and where to go on from."""
+
+    job: JobSpec
+    previous: tuple[str, ...] = Field(
+        default=(), description="Run directories of earlier attempts, oldest first."
+    )
+
+
+class ProducedFile(Spec):
+    """One artifact in `artifacts/`."""
+
+    kind: ArtifactKind
+    name: str
+    size: int
+    sha256: str
+
+
+class Manifest(Spec):
+    """What a complete run leaves behind."""
+
+    files: tuple[ProducedFile, ...]
+    result: dict[str, Any] = Field(default_factory=dict)
+
+
+class FailureFile(Spec):
+    """Why a run ended without a manifest."""
+
+    reason: Reason
+    message: str
+
+
+class RunDirectory:
+    """Paths and whole-or-not-at-all writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.artifacts = path / "artifacts"
+        self.artifacts.mkdir(parents=True, exist_ok=True)
+        self._events = (path / EVENTS).open("a", encoding="utf-8")
+
+    def spec(self) -> RunSpec:
+        """Read `spec.json`."""
+        return RunSpec.model_validate_json((self.path / SPEC).read_bytes())
+
+    def emit(self, type_: EventType, **data: Any) -> None:
+        """Append one event. A line is written whole, so a reader sees it or does not."""
+        line = {"type": type_, "time": datetime.now(UTC).isoformat(), "data": data}
+        self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._events.flush()
+
+    def pack(self, folder: Path, kind: ArtifactKind) -> ProducedFile:
+        """Put a folder into `artifacts/` as one tar named after its kind."""
+        name = f"{kind}.tar"
+
+        def write(target: BinaryIO) -> None:
+            with tarfile.open(fileobj=target, mode="w") as archive:
+                for file in sorted(folder.rglob("*")):
+                    archive.add(file, arcname=f"{kind}/{file.relative_to(folder)}")
+
+        write_whole(self.artifacts / name, write)
+        return self.describe(name, kind)
+
+    def describe(self, name: str, kind: ArtifactKind) -> ProducedFile:
+        """Size and checksum of a file in `artifacts/`."""
+        path = self.artifacts / name
+        with path.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        return ProducedFile(kind=kind, name=name, size=path.stat().st_size, sha256=checksum)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Say that everything is there. The last write of a run."""
+        text = manifest.model_dump_json(indent=1).encode()
+        write_whole(self.path / MANIFEST, lambda file: file.write(text))
+
+    def fail(self, reason: Reason, message: str) -> None:
+        """Say why there is no manifest."""
+        text = FailureFile(reason=reason, message=message).model_dump_json().encode()
+        write_whole(self.path / FAILURE, lambda file: file.write(text))
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that it is there whole or not at all, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class EventLogHandler(logging.Handler):
+    """Shows the run's own log lines, and warnings of libraries, in the job's history."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        super().__init__()
+        self._run = run
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record as a `log` event."""
+        if record.name.startswith("worker.") or record.levelno >= logging.WARNING:
+            text = record.getMessage()[:8000]
+            self._run.emit(EventType.LOG, level=record.levelname.lower(), message=text)

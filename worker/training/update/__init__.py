@@ -1,0 +1,1 @@
+"""Where weights change: TRL's trainer, given our rollouts and rewards. Needs torch."""

@@ -1,0 +1,62 @@
+"""Load a base model and its tokenizer, from the hub or a directory."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from dressage.spec.status import Reason
+from worker.training.failures import RunFailure
+
+log = logging.getLogger(__name__)
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model, with a padding token.
+
+    Raises:
+        RunFailure: There is no such model, or it has no usable tokenizer.
+    """
+    _require_model(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise RunFailure(
+            Reason.MODEL_UNSUPPORTED, f"the tokenizer of {name!r} cannot be loaded: {_first(error)}"
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(name: str, *, dtype: str, use_cpu: bool) -> Any:
+    """A causal language model on the GPU, or on the CPU.
+
+    Raises:
+        RunFailure: There is no such model, or it is not a causal language model.
+    """
+    _require_model(name)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        raise RunFailure(
+            Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
+        ) from error
+    return model if use_cpu else model.to("cuda")
+
+
+def _require_model(name: str) -> None:
+    try:
+        AutoConfig.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        local = name.startswith(("/", ".", "~"))
+        where = "no model directory" if local and not Path(name).exists() else "no usable model"
+        raise RunFailure(
+            Reason.MODEL_NOT_FOUND, f"there is {where} {name!r}: {_first(error)}"
+        ) from error
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:500] if str(error).strip() else type(error).__name__

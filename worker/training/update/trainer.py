@@ -1,0 +1,245 @@
+"""The one subclass of TRL's GRPOTrainer. Which of its methods we rely on is held by a contract test.
+
+Rollouts come from our engine through TRL's public `rollout_func`; advantages, loss and optimizer
+are TRL's own.
+"""
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from dressage.spec.event import EventType, TokenRole
+from dressage.spec.status import Reason
+from dressage.spec.suite import Case
+from dressage.spec.training import TrainingSpec
+from worker.training.checkpoints import mark_complete
+from worker.training.failures import RunFailure
+from worker.training.rewards.weighted import Scored, Scorer, group_rewards
+from worker.training.rollout.engine import RolloutEngine
+from worker.training.rollout.generate import Sampling, TransformersGenerator
+from worker.training.rollouts import rollout_record
+from worker.training.run_dir import RunDirectory
+from worker.training.seeds import derived_seed
+
+log = logging.getLogger(__name__)
+
+STEPS_WITHOUT_REWARD = 3
+
+
+class JobTrainer(GRPOTrainer):
+    """GRPO whose rollouts are played by `RolloutEngine` and scored by `Scorer`."""
+
+    def __init__(
+        self,
+        *,
+        model: Any,
+        tokenizer: Any,
+        spec: TrainingSpec,
+        cases: Sequence[Case],
+        engine: RolloutEngine,
+        scorer: Scorer,
+        run: RunDirectory,
+        use_cpu: bool,
+    ) -> None:
+        self._cases, self._engine, self._scorer, self._run = cases, engine, scorer, run
+        self._spec = spec
+        self._batch: list[int] = []
+        self._scored: list[Scored] = []
+        self._steps_without_reward = 0
+        rows = [
+            {"prompt": engine.prompt_messages(case), "case": at} for at, case in enumerate(cases)
+        ]
+        super().__init__(
+            model=model,
+            args=grpo_config(spec, run.checkpoints, use_cpu=use_cpu),
+            reward_funcs=[self._reward],
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            peft_config=lora_config(spec),
+            rollout_func=self._play,
+            callbacks=[EventCallback(run)],
+        )
+        self.remove_callback(PrinterCallback)
+
+    def generator(self, temperature: float) -> TransformersGenerator:
+        """A generator on the model as it is now."""
+        sampling = Sampling(temperature, self._spec.top_p, self._spec.top_k)
+        model = self.accelerator.unwrap_model(self.model)
+        return TransformersGenerator(model, self.processing_class, sampling)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._batch = [row["case"] for row in inputs]
+        output = super()._generate_and_score_completions(inputs)
+        advantages = output["advantages"].tolist()
+        for scored, advantage in zip(self._scored, advantages, strict=True):
+            record = rollout_record(scored, "train", self.state.global_step + 1, advantage)
+            self._run.emit(EventType.ROLLOUT, **record)
+        self._count(output)
+        return output
+
+    def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+        """TRL's `rollout_func`: one episode a row, group members next to each other."""
+        size = self.num_generations
+        pairs = [(self._cases[case], at % size) for at, case in enumerate(self._batch)]
+        generate = self.generator(self._spec.temperature)
+        seed = derived_seed(
+            self._spec.seed, "train", self.state.global_step, self.accelerator.process_index
+        )
+        episodes = self._engine.play(pairs, generate, generate.end_ids, seed)
+        masked = [self._spec.mask_truncated_completions and e.truncated for e in episodes]
+        self._scored = self._scorer.score(episodes)
+        return {
+            "prompt_ids": [episode.prompt_ids for episode in episodes],
+            "completion_ids": [episode.completion_ids for episode in episodes],
+            "logprobs": None,
+            "env_mask": [
+                [int(role is TokenRole.ACTION and not hidden) for role in episode.roles]
+                for episode, hidden in zip(episodes, masked, strict=True)
+            ],
+        }
+
+    def _reward(self, prompts: list[Any], **_: Any) -> list[float | None]:
+        rewards = group_rewards([scored.reward for scored in self._scored], self.num_generations)
+        if any(reward is not None for reward in rewards):
+            self._steps_without_reward = 0
+            return rewards
+        self._steps_without_reward += 1
+        if self._steps_without_reward == STEPS_WITHOUT_REWARD:
+            raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(self._scored))
+        return rewards
+
+    def _count(self, output: dict[str, Any]) -> None:
+        """Our own metrics, beside TRL's; averaged over the steps of one log line."""
+        episodes = [scored.episode for scored in self._scored]
+        size = self.num_generations
+        rewards = group_rewards([scored.reward for scored in self._scored], size)
+        groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+        calls = sum(len(episode.tool_calls) for episode in episodes)
+        values = {
+            "pass_rate": _mean([float(s.passed) for s in self._scored if s.reward is not None]),
+            "groups/dropped": _mean([float(None in group) for group in groups]),
+            "groups/no_spread": _mean([float(len(set(group)) == 1) for group in groups]),
+            "tools/calls": calls / len(episodes),
+            "tools/failed_share": sum(e.tool_failures for e in episodes) / calls if calls else 0.0,
+            "tools/escaped_markup": float(sum(e.escaped_markup for e in episodes)),
+            "tokens/observation": _mean(
+                [float(e.roles.count(TokenRole.OBSERVATION)) for e in episodes]
+            ),
+        }
+        for verdicts in zip(*(scored.verdicts for scored in self._scored), strict=True):
+            known = [verdict.value for verdict in verdicts if verdict.value is not None]
+            values[f"measures/{verdicts[0].measure}"] = _mean(known)
+            values[f"measures/{verdicts[0].measure}/failed"] = float(len(verdicts) - len(known))
+        stops = Counter(str(episode.stop_reason) for episode in episodes)
+        values |= {f"stop/{reason}": count / len(episodes) for reason, count in stops.items()}
+        for name, value in values.items():
+            self._metrics["train"][name].append(value)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward and backward pass; a loss that is not a number ends the run."""
+        loss = super().training_step(*args, **kwargs)
+        if not math.isfinite(loss.item()):
+            raise RunFailure(
+                Reason.NUMERICAL_ERROR,
+                f"the loss became {loss.item()} at step {self.state.global_step + 1}; lower the "
+                "learning rate, or train in float32",
+            )
+        return loss
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        mark_complete(checkpoint)
+        self._run.emit(EventType.CHECKPOINT, step=self.state.global_step, name=checkpoint.name)
+
+
+class EventCallback(TrainerCallback):
+    """Turns TRL's log lines into events."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say how far the run is."""
+        self._run.emit(EventType.PROGRESS, step=state.global_step, total_steps=state.max_steps)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Write the metrics of the last few steps."""
+        values = {
+            name: value if math.isfinite(value) else None
+            for name, value in (logs or {}).items()
+            if isinstance(value, int | float) and not name.startswith("rewards/")
+        }
+        if "reward" in values:
+            self._run.emit(EventType.METRICS, step=state.global_step, values=values)
+
+
+def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfig:
+    """Our specification in TRL's words."""
+    return GRPOConfig(
+        output_dir=str(output),
+        num_train_epochs=spec.epochs,
+        max_steps=spec.max_steps or -1,
+        per_device_train_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.gradient_accumulation,
+        learning_rate=spec.learning_rate,
+        lr_scheduler_type=spec.lr_scheduler,
+        warmup_steps=spec.warmup_steps,
+        adam_beta2=spec.adam_beta2,
+        max_grad_norm=spec.max_grad_norm,
+        num_generations=spec.num_generations,
+        max_completion_length=spec.max_completion_length,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        loss_type=spec.loss_type,
+        scale_rewards=spec.scale_rewards,
+        beta=spec.beta,
+        mask_truncated_completions=spec.mask_truncated_completions,
+        logging_steps=spec.logging_steps,
+        save_strategy="steps" if spec.save_steps else "no",
+        save_steps=spec.save_steps or 500,
+        save_total_limit=2,
+        seed=spec.seed,
+        use_cpu=use_cpu,
+        bf16=spec.dtype == "bfloat16" and not use_cpu,
+        fp16=spec.dtype == "float16" and not use_cpu,
+        activation_checkpointing=spec.gradient_checkpointing,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def lora_config(spec: TrainingSpec) -> LoraConfig | None:
+    """The adapter, if there is one."""
+    if spec.lora is None:
+        return None
+    targets = spec.lora.target_modules
+    return LoraConfig(
+        r=spec.lora.r,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
+def unscored_message(scored: Sequence[Scored]) -> str:
+    """Which measure failed on every rollout, and how."""
+    failed = next(v for s in scored for v in s.verdicts if v.value is None)
+    return f"the measure {failed.measure!r} fails on every rollout: {failed.reason}"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
