@@ -1,0 +1,1 @@
+"""Jobs: endpoints → service → repository; `lifecycle` alone writes a status."""

@@ -1,0 +1,1 @@
+"""Who runs what: claims with leases, heartbeats, expiry, and the doorbell."""

@@ -1,0 +1,1 @@
+"""Who is alive to take work."""

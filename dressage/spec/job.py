@@ -92,6 +92,12 @@ class JobSpec(Spec):
         return rewards
 
     @model_validator(mode="after")
+    def _storable(self) -> Self:
+        if "\\u0000" in self.model_dump_json():
+            raise ValueError("a text has a NUL character, which cannot be stored")
+        return self
+
+    @model_validator(mode="after")
     def _no_export_twice(self) -> Self:
         names = [export_name(export) for export in self.exports]
         if len(set(names)) != len(names):

@@ -1,0 +1,1 @@
+"""Runs one piece of work: claim → spawn → relay → settle. Never loads torch."""

@@ -1,8 +1,9 @@
 """Held-out evaluation, and whether training gained anything: a paired bootstrap."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 
-import numpy as np
+from statistics import fmean
 
 from dressage.spec.event import Evaluation, Gain
 from dressage.spec.suite import Case
@@ -36,32 +37,47 @@ def summary(name: str, step: int, scored: Sequence[Scored]) -> Evaluation:
         step=step,
         count=len(known),
         unscored=len(scored) - len(known),
-        mean_reward=float(np.mean(list(rewards.values()))) if known else 0.0,
-        pass_rate=float(np.mean(list(passed.values()))) if known else 0.0,
+        mean_reward=fmean(rewards.values()) if known else 0.0,
+        pass_rate=fmean(passed.values()) if known else 0.0,
         rewards=rewards,
         passed=passed,
     )
 
 
-def gain(before: dict[str, float], after: dict[str, float], *, seed: int = 0) -> Gain | None:
-    """Mean difference over the cases both have, with a 95 % paired bootstrap interval.
+def paired_gain(
+    before: Mapping[str, float], after: Mapping[str, float], *, seed: int = 0
+) -> Gain | None:
+    """Mean difference over the cases both have, with a 95 % percentile bootstrap interval.
 
-    Percentile interval over resampled cases (Efron & Tibshirani 1993, chapter 13).
+    Cases are resampled with replacement (Efron & Tibshirani 1993, chapter 13).
+
+    Args:
+        before: A number for each case, of the base model.
+        after: The same of the trained model.
+        seed: Of the resampling.
+
+    Returns:
+        None when no case is in both.
     """
     common = sorted(before.keys() & after.keys())
     if not common:
         return None
-    b = np.array([before[case] for case in common], dtype=float)
-    a = np.array([after[case] for case in common], dtype=float)
-    rng = np.random.default_rng(seed)
-    picks = rng.integers(0, len(common), size=(RESAMPLES, len(common)))
-    means = (a - b)[picks].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
+    count = len(common)
+    differences = [after[case] - before[case] for case in common]
+    rng = random.Random(seed)
+    means = sorted(sum(rng.choices(differences, k=count)) / count for _ in range(RESAMPLES))
     return Gain(
-        before=float(b.mean()),
-        after=float(a.mean()),
-        difference=float((a - b).mean()),
-        low=float(low),
-        high=float(high),
-        count=len(common),
+        before=sum(before[case] for case in common) / count,
+        after=sum(after[case] for case in common) / count,
+        difference=sum(differences) / count,
+        low=_percentile(means, 0.025),
+        high=_percentile(means, 0.975),
+        count=count,
     )
+
+
+def _percentile(ordered: list[float], share: float) -> float:
+    position = share * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

@@ -19,7 +19,7 @@ from dressage.spec.job import JobSpec
 from dressage.spec.status import JobStatus, Reason
 from dressage.spec.suite import Case
 from worker.training.checkpoints import newest_complete
-from worker.training.evaluate import gain, split, summary
+from worker.training.evaluate import paired_gain, split, summary
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
 from worker.training.rollout.engine import EpisodeLimits, RolloutEngine
@@ -196,8 +196,6 @@ def _result(
     job: JobSpec, trainer: JobTrainer, evaluation: HeldOut, saved: ProducedFile
 ) -> dict[str, Any]:
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    before, after = evaluation.done.get(BEFORE), evaluation.done.get(AFTER)
-    passed = before and after and gain(_numbers(before.passed), _numbers(after.passed))
     return {
         "final_loss": losses[-1] if losses else None,
         "steps": trainer.state.global_step,
@@ -205,7 +203,19 @@ def _result(
         "base_model": job.agent.model,
         "tools": list(job.agent.tools),
         "instructions": job.agent.instructions,
+        **_gains(evaluation.done),
+    }
+
+
+def _gains(done: dict[str, Evaluation]) -> dict[str, Any]:
+    before, after = done.get(BEFORE), done.get(AFTER)
+    if not before or not after:
+        return {"gain": None, "reward_gain": None}
+    passed = paired_gain(_numbers(before.passed), _numbers(after.passed))
+    reward = paired_gain(before.rewards, after.rewards)
+    return {
         "gain": passed.model_dump() if passed else None,
+        "reward_gain": reward.model_dump() if reward else None,
     }
 
 

@@ -22,8 +22,8 @@ from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
 
-SPEC, SUITE, EVENTS, MANIFEST, FAILURE = (
-    *("spec.json", "suite.zip", "events.jsonl", "manifest.json", "failure.json"),
+SPEC, SUITE, INPUT, EVENTS, MANIFEST, FAILURE = (
+    *("spec.json", "suite.zip", "input.tar", "events.jsonl", "manifest.json", "failure.json"),
 )
 COMPLETE = "complete.json"
 
@@ -68,7 +68,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.artifacts = path / "artifacts"
         self.artifacts.mkdir(parents=True, exist_ok=True)
-        self._events = (path / EVENTS).open("a", encoding="utf-8")
+        self._events = (path / EVENTS).open("ab")
 
     def spec(self) -> RunSpec:
         """Read `spec.json`."""
@@ -77,7 +77,10 @@ class RunDirectory:
     def emit(self, type_: EventType, **data: Any) -> None:
         """Append one event. A line is written whole, so a reader sees it or does not."""
         line = {"type": type_, "time": datetime.now(UTC).isoformat(), "data": data}
-        self._events.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        # A model can write NUL and half a surrogate pair; no database stores them.
+        text = text.replace("\\u0000", "\\ufffd")
+        self._events.write(text.encode("utf-8", "replace") + b"\n")
         self._events.flush()
 
     def pack(self, folder: Path, kind: ArtifactKind) -> ProducedFile:

@@ -1,0 +1,21 @@
+"""All tables: importing this package registers them for sessions and migrations."""
+
+from app.db.models.artifact import ArtifactRow
+from app.db.models.attempt import AttemptRow
+from app.db.models.event import EventRow
+from app.db.models.export import ExportRow
+from app.db.models.job import JobRow
+from app.db.models.rollout import RolloutRow
+from app.db.models.suite import SuiteRow
+from app.db.models.worker import WorkerRow
+
+__all__ = [
+    "ArtifactRow",
+    "AttemptRow",
+    "EventRow",
+    "ExportRow",
+    "JobRow",
+    "RolloutRow",
+    "SuiteRow",
+    "WorkerRow",
+]

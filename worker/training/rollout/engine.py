@@ -106,9 +106,10 @@ class RolloutEngine:
                 content = (
                     json.dumps({"error": result.error}, ensure_ascii=False)
                     if result.error is not None
-                    else result.result
+                    else str(result.result)
                 )
                 name = call["function"]["name"]
+                content = content.encode("utf-8", "replace").decode()  # tokenizers refuse the rest
                 messages.append({"role": "tool", "name": name, "content": content})
             suffix = self._template.tool_suffix(messages)
             episode.iterations += 1

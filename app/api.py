@@ -1,0 +1,28 @@
+"""All routes."""
+
+from fastapi import APIRouter
+from sqlalchemy import text
+
+from app.artifacts.endpoints import router as artifacts
+from app.dependencies import InTransaction
+from app.exceptions import PROBLEM_RESPONSES
+from app.jobs.endpoints import router as jobs
+from app.suites.endpoints import router as suites
+
+router = APIRouter(responses=PROBLEM_RESPONSES)
+router.include_router(suites)
+router.include_router(jobs)
+router.include_router(artifacts)
+
+
+@router.get("/healthz", tags=["service"])
+async def healthz() -> dict[str, str]:
+    """The process answers."""
+    return {"status": "ok"}
+
+
+@router.get("/readyz", tags=["service"])
+async def readyz(transaction: InTransaction) -> dict[str, str]:
+    """The database answers, too."""
+    await transaction.session.execute(text("SELECT 1"))
+    return {"status": "ready"}

@@ -1,0 +1,51 @@
+"""`/jobs/{id}/artifacts`: list and download."""
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+
+from app.artifacts import repository
+from app.dependencies import InTransaction, Parts, Team
+from app.exceptions import NotFound
+from app.jobs import repository as jobs
+from dressage.spec.artifact import Artifact
+
+router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
+
+
+@router.get("")
+async def list_artifacts(
+    job_id: str, transaction: InTransaction, team: Team
+) -> tuple[Artifact, ...]:
+    """The files of a job, with checksums."""
+    if await jobs.get(transaction.session, team, job_id) is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    rows = await jobs.artifacts_of(transaction.session, [job_id])
+    return tuple(map(repository.artifact_view, rows))
+
+
+@router.get(
+    "/{name}",
+    response_class=FileResponse,
+    responses={
+        200: {
+            "content": {"application/octet-stream": {"schema": {"format": "binary"}}},
+            "description": "The file. `X-Checksum-Sha256` is its checksum; ranges are served.",
+        },
+        206: {"description": "The range that was asked for."},
+        416: {"description": "There is no such range."},
+    },
+)
+async def download_artifact(
+    job_id: str, name: str, transaction: InTransaction, team: Team, parts: Parts
+) -> FileResponse:
+    """Download a file, whole or by HTTP range."""
+    job = await jobs.get(transaction.session, team, job_id)
+    row = await repository.get(transaction.session, job.id, name) if job else None
+    if row is None:
+        raise NotFound(f"job {job_id!r} has no file {name!r}")
+    return FileResponse(
+        parts.storage.path(row.sha256),
+        media_type="application/octet-stream",
+        filename=row.name,
+        headers={"ETag": f'"{row.sha256}"', "X-Checksum-Sha256": row.sha256},
+    )

@@ -1,0 +1,28 @@
+"""Connections and sessions."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sqlalchemy import NullPool
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+
+Sessions = async_sessionmaker[AsyncSession]
+
+
+def create_engine(url: str, *, pooled: bool = True) -> AsyncEngine:
+    """An engine; without a pool where event loops come and go (Celery tasks)."""
+    if not pooled:
+        return create_async_engine(url, poolclass=NullPool)
+    return create_async_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=10)
+
+
+def create_sessions(engine: AsyncEngine) -> Sessions:
+    """Sessions whose objects stay readable after commit."""
+    return async_sessionmaker(engine, expire_on_commit=False)
+
+
+@asynccontextmanager
+async def unit_of_work(sessions: Sessions) -> AsyncIterator[AsyncSession]:
+    """One transaction: committed at the end, rolled back on an exception."""
+    async with sessions() as session, session.begin():
+        yield session

@@ -1,0 +1,28 @@
+from typing import Any
+
+from sqlalchemy import UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.base import Arrival, Base, CreatedAt
+
+
+class SuiteRow(Base):
+    """One immutable version of a suite; its content lies in the artifact store."""
+
+    __tablename__ = "suites"
+    __table_args__ = (
+        UniqueConstraint("team", "name", "version"),
+        UniqueConstraint("team", "name", "content_hash"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    arrival: Mapped[Arrival]
+    team: Mapped[str]
+    name: Mapped[str]
+    version: Mapped[int]
+    content_hash: Mapped[str]
+    storage_key: Mapped[str]
+    case_count: Mapped[int]
+    tools: Mapped[list[Any]]
+    measures: Mapped[list[Any]]
+    created_at: Mapped[CreatedAt]

@@ -1,0 +1,163 @@
+"""Everything the service refuses, as RFC 9457 problems with a stable code.
+
+The tree opens the file; the handlers that turn it into `application/problem+json` close it.
+"""
+
+from typing import Any, ClassVar
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from starlette.exceptions import HTTPException
+
+log = structlog.get_logger()
+
+
+class FieldProblem(BaseModel):
+    """One thing wrong with the request."""
+
+    field: str | None = Field(default=None, description="Path of the field, `training.batch_size`.")
+    line: int | None = Field(default=None, description="Line of an uploaded file, from 1.")
+    message: str
+
+
+class Problem(BaseModel):
+    """The body of every error."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    code: str = Field(description="Stable; for programs.")
+    detail: str = Field(description="What is wrong and what to do; for people.")
+    errors: list[FieldProblem] = []
+
+
+class ServiceError(Exception):
+    """Base of everything the service refuses."""
+
+    status: ClassVar[int] = 400
+    code: ClassVar[str] = "bad_request"
+
+    def __init__(self, detail: str, errors: list[FieldProblem] | None = None) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = errors or []
+
+
+class NotFound(ServiceError):
+    """There is no such thing (or not for this team)."""
+
+    status, code = 404, "not_found"
+
+
+class JobFinished(ServiceError):
+    """The job has ended; there is nothing to change."""
+
+    status, code = 409, "job_already_finished"
+
+
+class IdempotencyKeyReused(ServiceError):
+    """The key came with another body before."""
+
+    status, code = 409, "idempotency_key_reused"
+
+
+class UploadTooLarge(ServiceError):
+    """The upload is over the operator's limit."""
+
+    status, code = 413, "upload_too_large"
+
+
+class SuiteInvalid(ServiceError):
+    """The uploaded suite has errors; every line is listed."""
+
+    status, code = 422, "suite_invalid"
+
+
+class JobInvalid(ServiceError):
+    """The specification is well-formed but cannot run."""
+
+    status, code = 422, "job_invalid"
+
+
+class InvalidRequest(ServiceError):
+    """The request does not have the documented form."""
+
+    status, code = 422, "validation_error"
+
+
+PROBLEM_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": Problem, "description": "Refused; see `code` and `errors`."},
+    "5XX": {"model": Problem, "description": "Not the caller's fault; safe to try again."},
+}
+
+
+def add_handlers(api: FastAPI) -> None:
+    """Answer every error as a problem."""
+    api.add_exception_handler(ServiceError, _service_error)
+    api.add_exception_handler(RequestValidationError, _validation_error)
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(OperationalError, _database_error)
+    api.add_exception_handler(InterfaceError, _database_error)
+    api.add_exception_handler(DataError, _data_error)
+    api.add_exception_handler(Exception, _unexpected)
+
+
+def _respond(
+    status: int, code: str, detail: str, errors: list[FieldProblem] | None = None
+) -> JSONResponse:
+    problem = Problem(
+        title=code.replace("_", " "), status=status, code=code, detail=detail, errors=errors or []
+    )
+    return JSONResponse(
+        problem.model_dump(), status_code=status, media_type="application/problem+json"
+    )
+
+
+async def _service_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServiceError)
+    return _respond(error.status, error.code, error.detail, error.errors)
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        FieldProblem(
+            # The first part says body, query, path or header.
+            field=".".join(str(part) for part in e["loc"][1:]) or None,
+            message=e["msg"].removeprefix("Value error, "),
+        )
+        for e in error.errors()
+    ]
+    first = problems[0]
+    detail = f"{first.field}: {first.message}" if first.field else first.message
+    return _respond(422, "validation_error", detail, problems)
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+    response = _respond(error.status_code, code, str(error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _database_error(request: Request, error: Exception) -> JSONResponse:
+    log.error("database.error", path=request.url.path, error=str(error))
+    return _respond(
+        503, "database_unavailable", "the database does not answer; nothing changed, try again"
+    )
+
+
+async def _data_error(request: Request, error: Exception) -> JSONResponse:
+    return _respond(
+        422, "validation_error", "the request has a character or number that cannot be stored"
+    )
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    log.exception("request.failed", path=request.url.path, exc_info=error)
+    return _respond(500, "internal_error", "an error of ours; it is in the service's log")

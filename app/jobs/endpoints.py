@@ -1,0 +1,228 @@
+"""`/jobs`: submit, look, cancel, follow."""
+
+import csv
+import io
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi.responses import PlainTextResponse, StreamingResponse
+
+from app.db.models import JobRow
+from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
+from app.exceptions import NotFound
+from app.jobs import repository, service
+from app.jobs.stream import follow
+from app.jobs.views import event_view, show
+from dressage.spec.event import (
+    Evaluation,
+    Evaluations,
+    Event,
+    EventPage,
+    EventType,
+    Metrics,
+    MetricsRow,
+    RolloutPage,
+)
+from dressage.spec.job import EXAMPLE, DryRun, Job, JobPage, JobSpec
+from dressage.spec.status import JobStatus
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+@router.post(
+    "",
+    status_code=201,
+    response_model=Job | DryRun,
+    responses={200: {"model": Job | DryRun, "description": "Dry run, or a repeated key."}},
+)
+async def submit_job(
+    spec: Annotated[JobSpec, Body(openapi_examples={"tool agent": {"value": EXAMPLE}})],
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    response: Response,
+    dry_run: Annotated[bool, Query(description="Check everything, store nothing.")] = False,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Job | DryRun:
+    """Put a job into the queue. The answer has the effective specification."""
+    if dry_run:
+        prepared = await service.prepare(transaction.session, team, spec, parts.models)
+        response.status_code = 200
+        return DryRun(spec=prepared.spec, adjustments=prepared.adjustments)
+    job, is_new = await service.submit(
+        transaction.session,
+        transaction.doorbell,
+        parts.models,
+        team=team,
+        requested=spec,
+        idempotency_key=idempotency_key,
+    )
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/jobs/{job.id}"
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.get("")
+async def list_jobs(
+    transaction: InTransaction,
+    team: Team,
+    position: Position,
+    status: JobStatus | None = None,
+    name: str | None = None,
+    limit: Limit = 50,
+) -> JobPage:
+    """Jobs, newest first."""
+    rows = await repository.page(
+        transaction.session, team, status=status, name=name, before=position, limit=limit
+    )
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return JobPage(items=await show(transaction.session, rows), next_cursor=following)
+
+
+@router.get("/{job_id}")
+async def get_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+    """One job."""
+    job = await _existing(transaction, team, job_id)
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.post("/{job_id}/cancel")
+async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+    """End a job. Artifacts and history stay."""
+    job = await service.cancel(transaction.session, team, job_id)
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.get(
+    "/{job_id}/events",
+    response_model=EventPage,
+    responses={
+        200: {
+            "description": "A page, or a stream when `Accept` is `text/event-stream`.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def job_events(
+    job_id: str,
+    request: Request,
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    position: Position,
+    type: EventType | None = None,  # noqa: A002  the name in the query string
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+) -> EventPage | StreamingResponse:
+    """A job's history: a page, or replay and live tail by server-sent events."""
+    await _existing(transaction, team, job_id)
+    after = last_event_id if last_event_id is not None else position or 0
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return StreamingResponse(
+            follow(parts.sessions, team, job_id, after),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+    return await _event_page(transaction, job_id, after, limit, type)
+
+
+@router.get("/{job_id}/logs")
+async def job_logs(
+    job_id: str,
+    transaction: InTransaction,
+    team: Team,
+    position: Position,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+) -> EventPage:
+    """Log lines alone."""
+    await _existing(transaction, team, job_id)
+    return await _event_page(transaction, job_id, position or 0, limit, EventType.LOG)
+
+
+@router.get(
+    "/{job_id}/metrics",
+    response_model=Metrics,
+    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def job_metrics(
+    job_id: str, request: Request, transaction: InTransaction, team: Team
+) -> Metrics | PlainTextResponse:
+    """The whole metric history, as JSON or (`Accept: text/csv`) as CSV."""
+    await _existing(transaction, team, job_id)
+    rows = await repository.events(
+        transaction.session, job_id, after=0, type_=EventType.METRICS
+    )
+    # A step repeated after a restart counts once, as it ran last.
+    by_step = {
+        row.data["step"]: MetricsRow(
+            step=row.data["step"], time=row.time, values=row.data["values"]
+        )
+        for row in rows
+    }
+    metrics = Metrics(items=tuple(by_step[step] for step in sorted(by_step)))
+    if "text/csv" in request.headers.get("accept", ""):
+        return PlainTextResponse(_csv(metrics), media_type="text/csv")
+    return metrics
+
+
+@router.get("/{job_id}/rollouts")
+async def job_rollouts(
+    job_id: str,
+    transaction: InTransaction,
+    team: Team,
+    position: Position,
+    phase: Annotated[str | None, Query(description="`train`, `before`, `after`, …")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> RolloutPage:
+    """Stored rollouts with messages, tokens and verdicts."""
+    await _existing(transaction, team, job_id)
+    rows = await repository.rollouts(
+        transaction.session, job_id, phase=phase, after=position or 0, limit=limit
+    )
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return RolloutPage(items=tuple(map(repository.rollout_of, rows)), next_cursor=following)
+
+
+@router.get("/{job_id}/evaluations")
+async def job_evaluations(job_id: str, transaction: InTransaction, team: Team) -> Evaluations:
+    """Held-out evaluations, and what training gained."""
+    job = await _existing(transaction, team, job_id)
+    rows = await repository.events(
+        transaction.session, job_id, after=0, type_=EventType.EVALUATION
+    )
+    # One repeated after a restart counts once, as it ran last.
+    by_name = {row.data["name"]: Evaluation.model_validate(row.data) for row in rows}
+    result = job.result or {}
+    return Evaluations(
+        items=tuple(by_name.values()),
+        gain=result.get("gain"),
+        reward_gain=result.get("reward_gain"),
+    )
+
+
+async def _existing(transaction: Transaction, team: str, job_id: str) -> JobRow:
+    job = await repository.get(transaction.session, team, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return job
+
+
+async def _event_page(
+    transaction: Transaction, job_id: str, after: int, limit: int, type_: EventType | None
+) -> EventPage:
+    rows = await repository.events(
+        transaction.session, job_id, after=after, limit=limit, type_=type_
+    )
+    items: tuple[Event, ...] = tuple(map(event_view, rows))
+    following = str(rows[-1].seq) if len(rows) == limit else None
+    return EventPage(items=items, next_cursor=following)
+
+
+def _csv(metrics: Metrics) -> str:
+    names = sorted({name for row in metrics.items for name in row.values})
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["step", "time", *names])
+    for row in metrics.items:
+        writer.writerow([row.step, row.time.isoformat(), *(row.values.get(n) for n in names)])
+    return text.getvalue()

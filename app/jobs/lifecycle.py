@@ -1,0 +1,108 @@
+"""The one place where a job's status changes, with its event in the same transaction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.models import EventRow, JobRow
+from dressage.spec.event import EventType
+from dressage.spec.status import TERMINAL, JobStatus, Reason
+
+S = JobStatus
+TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
+    S.QUEUED: frozenset({S.PREPARING, S.FAILED, S.CANCELLED}),
+    S.PREPARING: frozenset({S.TRAINING, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.TRAINING: frozenset({S.EVALUATING, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.EVALUATING: frozenset({S.EXPORTING, S.SUCCEEDED, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.EXPORTING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLING}),
+    S.CANCELLING: frozenset({S.CANCELLED}),
+    S.SUCCEEDED: frozenset(),
+    S.FAILED: frozenset(),
+    S.CANCELLED: frozenset(),
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A bug of ours: the table does not know this way."""
+
+
+@dataclass(frozen=True)
+class EventDraft:
+    """An event before it has a number."""
+
+    type: EventType
+    data: dict[str, Any]
+    time: datetime | None = None
+
+
+async def lock_job(session: AsyncSession, job_id: str) -> JobRow | None:
+    """The job, locked until the transaction ends."""
+    found: JobRow | None = await session.scalar(
+        select(JobRow)
+        .where(JobRow.id == job_id)
+        .with_for_update()
+        .execution_options(populate_existing=True)
+    )
+    return found
+
+
+async def switch_status(
+    session: AsyncSession,
+    job: JobRow,
+    to: JobStatus,
+    *,
+    reason: Reason | None = None,
+    message: str | None = None,
+) -> None:
+    """Move a locked job to another status.
+
+    Raises:
+        IllegalTransition: The transition table does not allow it.
+    """
+    if to not in TRANSITIONS[JobStatus(job.status)]:
+        raise IllegalTransition(f"{job.id}: {job.status} → {to}")
+    job.status, job.reason, job.message = to, reason, message
+    if to is JobStatus.PREPARING and job.started_at is None:
+        job.started_at = await session.scalar(select(func.clock_timestamp()))
+    if to in TERMINAL:
+        job.finished_at = await session.scalar(select(func.clock_timestamp()))
+    await session.flush()
+    data = {"status": to, "reason": reason, "message": message, "attempt": job.attempts}
+    await append_events(session, job.id, [EventDraft(EventType.STATUS, data)])
+
+
+async def append_events(
+    session: AsyncSession, job_id: str, drafts: Sequence[EventDraft]
+) -> int | None:
+    """Number and store events. Returns the last sequence number, or None without such a job."""
+    if not drafts:
+        return None
+    last = await session.scalar(
+        update(JobRow)
+        .where(JobRow.id == job_id)
+        .values(last_event_seq=JobRow.last_event_seq + len(drafts))
+        .returning(JobRow.last_event_seq)
+        .execution_options(synchronize_session=False)
+    )
+    if last is None:
+        return None
+    first = last - len(drafts) + 1
+    now = await session.scalar(select(func.clock_timestamp()))
+    await session.execute(
+        insert(EventRow),
+        [
+            {
+                "job_id": job_id,
+                "seq": first + at,
+                "type": draft.type,
+                "data": draft.data,
+                "time": draft.time or now,
+            }
+            for at, draft in enumerate(drafts)
+        ],
+    )
+    return int(last)

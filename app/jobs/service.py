@@ -1,0 +1,198 @@
+"""What happens to jobs on request: submit, cancel."""
+
+import hashlib
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.base import new_id
+from app.db.models import ExportRow, JobRow, SuiteRow
+from app.exceptions import FieldProblem, IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
+from app.jobs import repository
+from app.jobs.lifecycle import EventDraft, append_events, lock_job, switch_status
+from app.jobs.model_check import ModelCheck
+from app.queue.doorbell import Doorbell
+from app.queue.exports import cancel_exports
+from app.suites import repository as suites
+from dressage.spec.effective import effective_spec
+from dressage.spec.event import EventType
+from dressage.spec.export import export_name
+from dressage.spec.job import Adjustment, JobSpec
+from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
+
+PRIORITIES = {"urgent": 0, "high": 1, "normal": 2, "low": 3}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A specification that passed every check, and the suite it runs on."""
+
+    spec: JobSpec
+    adjustments: tuple[Adjustment, ...]
+    suite: SuiteRow
+
+
+async def prepare(
+    session: AsyncSession, team: str, requested: JobSpec, models: ModelCheck
+) -> Prepared:
+    """Check all that can be known before a GPU is used.
+
+    Raises:
+        JobInvalid: With every problem found, by field.
+    """
+    suite = await suites.find(session, team, requested.suite)
+    if suite is None:
+        raise JobInvalid(
+            f"suite: there is no suite {requested.suite!r}; upload it with POST /suites",
+            [FieldProblem(field="suite", message=f"there is no suite {requested.suite!r}")],
+        )
+    spec, adjustments = effective_spec(requested, suite=f"{suite.name}@{suite.version}")
+    problems = [
+        *_unknown_names(spec, suite),
+        *_too_few_cases(spec, suite.case_count),
+        *models.problems(spec.agent),
+    ]
+    if problems:
+        first = problems[0]
+        raise JobInvalid(f"{first.field}: {first.message}", problems)
+    return Prepared(spec, adjustments, suite)
+
+
+async def submit(
+    session: AsyncSession,
+    doorbell: Doorbell,
+    models: ModelCheck,
+    *,
+    team: str,
+    requested: JobSpec,
+    idempotency_key: str | None,
+) -> tuple[JobRow, bool]:
+    """Store a job and ring. Returns it, and whether it is new.
+
+    Raises:
+        JobInvalid: It cannot run.
+        IdempotencyKeyReused: The key came with another body before.
+    """
+    request_hash = hashlib.sha256(requested.model_dump_json().encode()).hexdigest()
+    if idempotency_key:
+        known = await repository.by_idempotency_key(session, team, idempotency_key)
+        if known:
+            return _same_request(known, request_hash), False
+    prepared = await prepare(session, team, requested, models)
+    spec = prepared.spec
+    job = JobRow(
+        id=new_id("job"),
+        team=team,
+        name=spec.name,
+        status=JobStatus.QUEUED,
+        suite_id=prepared.suite.id,
+        spec=spec.model_dump(mode="json"),
+        adjustments=[adjustment.model_dump(mode="json") for adjustment in prepared.adjustments],
+        priority=PRIORITIES[spec.priority],
+        gpus=spec.resources.gpus,
+        progress={},
+        idempotency_key=idempotency_key,
+        request_hash=request_hash,
+    )
+    if not await repository.insert_if_new(session, job):  # two requests with one key at once
+        assert idempotency_key
+        other = await repository.by_idempotency_key(session, team, idempotency_key)
+        assert other
+        return _same_request(other, request_hash), False
+    job = await session.get_one(JobRow, job.id)
+    session.add_all(
+        ExportRow(
+            id=new_id("export"),
+            job_id=job.id,
+            name=export_name(export),
+            spec=export.model_dump(mode="json"),
+            status=ExportStatus.QUEUED,
+        )
+        for export in spec.exports
+    )
+    drafts = [EventDraft(EventType.STATUS, {"status": JobStatus.QUEUED})]
+    drafts += [
+        EventDraft(EventType.ADJUSTMENT, adjustment.model_dump(mode="json"))
+        for adjustment in prepared.adjustments
+    ]
+    await append_events(session, job.id, drafts)
+    doorbell.training()
+    return job, True
+
+
+async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
+    """End a job: at once while it waits, through its worker while it runs.
+
+    Raises:
+        NotFound: There is no such job.
+        JobFinished: It has ended already.
+    """
+    job = await lock_job(session, job_id)
+    if job is None or job.team != team:
+        raise NotFound(f"there is no job {job_id!r}")
+    status = JobStatus(job.status)
+    if status in TERMINAL:
+        raise JobFinished(f"the job has {status} already; there is nothing to cancel")
+    if status is JobStatus.CANCELLING:
+        return job
+    by_user = {"reason": Reason.CANCELLED_BY_USER, "message": "cancelled on request"}
+    running = await cancel_exports(session, job.id)
+    if status is JobStatus.QUEUED:
+        await switch_status(session, job, JobStatus.CANCELLED, **by_user)
+    else:
+        await switch_status(session, job, JobStatus.CANCELLING, **by_user)
+        if status is JobStatus.EXPORTING and not running:
+            await switch_status(session, job, JobStatus.CANCELLED, **by_user)
+    return job
+
+
+def _same_request(job: JobRow, request_hash: str) -> JobRow:
+    if job.request_hash != request_hash:
+        raise IdempotencyKeyReused(
+            f"this Idempotency-Key created job {job.id} from another body; use a new key"
+        )
+    return job
+
+
+def _unknown_names(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
+    tools = [tool["name"] for tool in suite.tools]
+    problems = [
+        FieldProblem(
+            field=f"agent.tools.{at}",
+            message=f"there is no tool {name!r} in {spec.suite}; it has {_listed(tools)}",
+        )
+        for at, name in enumerate(spec.agent.tools)
+        if name not in tools
+    ]
+    problems += [
+        FieldProblem(
+            field=f"rewards.{at}.measure",
+            message=f"there is no measure {reward.measure!r} in {spec.suite}; it has "
+            f"{_listed(suite.measures)}",
+        )
+        for at, reward in enumerate(spec.rewards)
+        if reward.measure not in suite.measures
+    ]
+    return problems
+
+
+def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
+    training = spec.training
+    held_out = round(case_count * spec.evaluation.holdout)
+    if spec.evaluation.holdout > 0 and case_count > 1:
+        held_out = max(held_out, 1)
+    for_training = case_count - held_out
+    per_step = training.batch_size * training.gradient_accumulation // training.num_generations
+    if for_training >= per_step:
+        return []
+    return [
+        FieldProblem(
+            field="training.batch_size",
+            message=f"a step takes {per_step} cases, but {for_training} of the suite's "
+            f"{case_count} are for training; lower batch_size × gradient_accumulation or holdout",
+        )
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"

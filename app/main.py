@@ -1,0 +1,49 @@
+"""The API process: `uvicorn --factory app.main:create_app`."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
+
+from app.api import router
+from app.db.engine import create_engine, create_sessions
+from app.dependencies import Services
+from app.exceptions import add_handlers
+from app.jobs.model_check import ModelCheck
+from app.queue.celery_options import create_celery
+from app.settings import Settings
+from app.storage import Storage
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Build the service from the environment, or from given settings."""
+    settings = settings or Settings()  # type: ignore[call-arg]  # fields come from the environment
+    engine = create_engine(settings.sqlalchemy_url)
+
+    @asynccontextmanager
+    async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        api.state.services = Services(
+            sessions=create_sessions(engine),
+            celery=create_celery(settings.celery_url),
+            storage=Storage(settings.storage_dir),
+            models=ModelCheck(settings.models_dir, settings.allowed_models),
+            max_upload_bytes=settings.max_upload_bytes,
+        )
+        yield
+        await engine.dispose()
+
+    api = FastAPI(
+        title="Dressage",
+        version="0.1.0",
+        description="Reinforcement learning for tool-using agents, as a service.",
+        lifespan=lifespan,
+    )
+    add_handlers(api)
+    api.include_router(router)
+
+    @api.get("/", include_in_schema=False)
+    async def home() -> RedirectResponse:
+        return RedirectResponse("/docs")
+
+    return api

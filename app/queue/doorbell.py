@@ -1,0 +1,46 @@
+"""Rings workers through Celery. A message says only "look": the truth is in Postgres.
+
+Rings are collected and sent after commit; on rollback they are forgotten.
+"""
+
+from enum import StrEnum
+
+import structlog
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+log = structlog.get_logger()
+
+EXPIRES_SECONDS = 5
+
+
+class Queue(StrEnum):
+    """The Celery queues, one for each kind of work."""
+
+    TRAINING = "training"
+    EXPORTS = "exports"
+
+
+def ring(celery: Celery, queue: Queue) -> None:
+    """Tell one worker to look for work. A lost ring is repeated by the scheduler."""
+    try:
+        celery.send_task(
+            f"look_for_{queue}", queue=queue, expires=EXPIRES_SECONDS, ignore_result=True, retry=False
+        )
+    except OperationalError as error:
+        log.warning("doorbell.failed", queue=queue, error=str(error))
+
+
+class Doorbell:
+    """The rings of one transaction."""
+
+    def __init__(self) -> None:
+        self.rings: set[Queue] = set()
+
+    def training(self) -> None:
+        """There is a job to train."""
+        self.rings.add(Queue.TRAINING)
+
+    def exports(self) -> None:
+        """There is an export to do."""
+        self.rings.add(Queue.EXPORTS)

@@ -1,0 +1,221 @@
+"""Leases on follow-up tasks, and what their end means for the job."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.models import ExportRow, JobRow
+from app.jobs.lifecycle import EventDraft, append_events, lock_job, switch_status
+from app.queue.claim import StaleLease
+from dressage.spec.event import EventType
+from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus, Reason
+
+MAX_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class ExportLease:
+    """A worker's claim on one attempt of an export."""
+
+    export_id: str
+    job_id: str
+    name: str
+    spec: dict[str, Any]
+    attempt: int
+    token: str
+
+
+async def claim_export(session: AsyncSession, *, lease_seconds: float) -> ExportLease | None:
+    """Take the oldest waiting export of a job whose training is over."""
+    export = await session.scalar(
+        select(ExportRow)
+        .join(JobRow, JobRow.id == ExportRow.job_id)
+        .where(ExportRow.status == ExportStatus.QUEUED, JobRow.status == JobStatus.EXPORTING)
+        .order_by(ExportRow.arrival)
+        .limit(1)
+        .with_for_update(skip_locked=True, of=ExportRow)
+    )
+    if export is None:
+        return None
+    export.attempts += 1
+    export.lease_token = secrets.token_hex(16)
+    export.lease_expires_at = func.clock_timestamp() + timedelta(seconds=lease_seconds)
+    await _switch(session, export, ExportStatus.RUNNING)
+    return ExportLease(
+        export.id, export.job_id, export.name, export.spec, export.attempts, export.lease_token
+    )
+
+
+async def heartbeat_export(
+    session: AsyncSession, lease: ExportLease, lease_seconds: float
+) -> JobStatus:
+    """Extend a lease and tell what has become of the job.
+
+    Raises:
+        StaleLease: It has expired or ended.
+    """
+    job_id = await session.scalar(
+        update(ExportRow)
+        .where(
+            ExportRow.lease_token == lease.token,
+            ExportRow.status == ExportStatus.RUNNING,
+            ExportRow.lease_expires_at > func.clock_timestamp(),
+        )
+        .values(lease_expires_at=func.clock_timestamp() + timedelta(seconds=lease_seconds))
+        .returning(ExportRow.job_id)
+    )
+    if job_id is None:
+        raise StaleLease(lease.export_id)
+    return JobStatus(await session.scalar(select(JobRow.status).where(JobRow.id == job_id)))
+
+
+async def settle_export(
+    session: AsyncSession,
+    lease: ExportLease,
+    status: ExportStatus,
+    *,
+    reason: Reason,
+    message: str | None = None,
+) -> None:
+    """Store how an export ended; the last one of a job ends the job.
+
+    Raises:
+        StaleLease: The export is somebody else's by now.
+    """
+    job, export = await fenced_export(session, lease)
+    await _switch(session, export, status, reason=reason, message=message)
+    await finish_job(session, job)
+
+
+async def release_export(session: AsyncSession, lease: ExportLease) -> None:
+    """Give an export back, for another worker.
+
+    Raises:
+        StaleLease: The export is somebody else's by now.
+    """
+    _, export = await fenced_export(session, lease)
+    await _switch(session, export, ExportStatus.QUEUED)
+
+
+async def fenced_export(session: AsyncSession, lease: ExportLease) -> tuple[JobRow, ExportRow]:
+    """Job and export, locked, for a worker that still owns the export.
+
+    Raises:
+        StaleLease: It does not; nothing may be written.
+    """
+    job = await lock_job(session, lease.job_id)
+    export = await session.scalar(
+        select(ExportRow)
+        .where(ExportRow.lease_token == lease.token, ExportRow.status == ExportStatus.RUNNING)
+        .with_for_update()
+    )
+    if job is None or export is None:
+        raise StaleLease(lease.export_id)
+    return job, export
+
+
+async def cancel_exports(session: AsyncSession, job_id: str) -> int:
+    """Cancel what waits. Returns how many are running: their workers end them."""
+    exports = await _of(session, job_id)
+    for export in exports:
+        if export.status == ExportStatus.QUEUED:
+            await _switch(
+                session, export, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
+            )
+    return sum(export.status == ExportStatus.RUNNING for export in exports)
+
+
+async def reap_exports(session: AsyncSession) -> list[str]:
+    """End every expired lease on an export: try again, or fail it after too many tries."""
+    expired = await session.scalars(
+        select(ExportRow.job_id).where(
+            ExportRow.status == ExportStatus.RUNNING,
+            ExportRow.lease_expires_at < func.clock_timestamp(),
+        )
+    )
+    jobs = set(expired.all())
+    for job_id in jobs:
+        job = await lock_job(session, job_id)
+        now = await session.scalar(select(func.clock_timestamp()))
+        for export in await _of(session, job_id):
+            if export.status != ExportStatus.RUNNING or not (
+                now and export.lease_expires_at and export.lease_expires_at < now
+            ):
+                continue
+            await _after_loss(session, job, export)
+        if job is not None:
+            await finish_job(session, job)
+    return sorted(jobs)
+
+
+async def finish_job(session: AsyncSession, job: JobRow) -> None:
+    """End the job when its last export has ended. A failed export is said, but fails nothing."""
+    exports = await _of(session, job.id)
+    if any(ExportStatus(export.status) not in EXPORT_TERMINAL for export in exports):
+        return
+    if job.status == JobStatus.CANCELLING:
+        await switch_status(
+            session,
+            job,
+            JobStatus.CANCELLED,
+            reason=Reason.CANCELLED_BY_USER,
+            message="cancelled on request",
+        )
+    elif job.status == JobStatus.EXPORTING:
+        failed = [export.name for export in exports if export.status == ExportStatus.FAILED]
+        message = f"trained; these exports failed: {', '.join(failed)}" if failed else None
+        await switch_status(
+            session, job, JobStatus.SUCCEEDED, reason=Reason.COMPLETED, message=message
+        )
+
+
+async def _after_loss(session: AsyncSession, job: JobRow | None, export: ExportRow) -> None:
+    if job is not None and job.status == JobStatus.CANCELLING:
+        await _switch(session, export, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER)
+    elif export.attempts >= MAX_ATTEMPTS:
+        await _switch(
+            session,
+            export,
+            ExportStatus.FAILED,
+            reason=Reason.WORKER_LOST,
+            message=f"its worker was lost {export.attempts} times",
+        )
+    else:
+        await _switch(session, export, ExportStatus.QUEUED, reason=Reason.WORKER_LOST)
+
+
+async def _of(session: AsyncSession, job_id: str) -> Sequence[ExportRow]:
+    query = select(ExportRow).where(ExportRow.job_id == job_id).order_by(ExportRow.arrival)
+    rows = await session.scalars(
+        query.with_for_update().execution_options(populate_existing=True)
+    )
+    return rows.all()
+
+
+async def _switch(
+    session: AsyncSession,
+    export: ExportRow,
+    to: ExportStatus,
+    *,
+    reason: Reason | None = None,
+    message: str | None = None,
+) -> None:
+    export.status, export.reason, export.message = to, reason, message
+    if to in EXPORT_TERMINAL:
+        export.finished_at = await session.scalar(select(func.clock_timestamp()))
+    if to is not ExportStatus.RUNNING:
+        export.lease_token = export.lease_expires_at = None
+    await session.flush()
+    data = {
+        "export": export.name,
+        "status": to,
+        "reason": reason,
+        "message": message,
+        "attempt": export.attempts,
+    }
+    await append_events(session, export.job_id, [EventDraft(EventType.EXPORT, data)])

@@ -1,0 +1,130 @@
+"""`/suites`: upload and look."""
+
+import asyncio
+import tempfile
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
+from app.exceptions import InvalidRequest, NotFound
+from app.suites import repository, service
+from app.db.models import SuiteRow
+from dressage.authoring.suite import FieldMapping
+from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
+
+router = APIRouter(prefix="/suites", tags=["suites"])
+
+SUITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+Reference = Annotated[str, Path(description="A suite id, `name@version`, or `name` (the newest).")]
+UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "The file as it is: JSONL, JSON, CSV (say `Content-Type: text/csv`), zip or "
+        "tar. An archive has `cases.jsonl` and Python files at its top.",
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            "text/csv": {"schema": {"type": "string"}},
+        },
+    }
+}
+
+
+@router.post(
+    "",
+    status_code=201,
+    openapi_extra=UPLOAD,
+    responses={200: {"model": SuiteInfo, "description": "This content is stored already."}},
+)
+async def upload_suite(
+    request: Request,
+    response: Response,
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    name: Annotated[str, Query(pattern=SUITE_NAME, examples=["arithmetic"])],
+    input_field: Annotated[
+        str | None, Query(description="For foreign datasets: the column that becomes `input`.")
+    ] = None,
+    expect_fields: Annotated[
+        list[str] | None, Query(description="Columns collected into `expect`.")
+    ] = None,
+) -> SuiteInfo:
+    """Store a suite as the next version of its name; the same content is the same version."""
+    mapping = FieldMapping(input_field, tuple(expect_fields or ())) if input_field else None
+    csv_text = request.headers.get("content-type", "").startswith("text/csv")
+    with tempfile.TemporaryFile() as upload:
+        await service.receive(
+            request.stream(),
+            upload,
+            announced=_announced(request),
+            limit=parts.max_upload_bytes,
+        )
+        row, is_new = await service.store(
+            transaction.session,
+            parts.storage,
+            team=team,
+            name=name,
+            upload=upload,
+            csv_text=csv_text,
+            mapping=mapping,
+        )
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/suites/{row.id}"
+    return repository.suite_view(row)
+
+
+@router.get("")
+async def list_suites(
+    transaction: InTransaction,
+    team: Team,
+    position: Position,
+    name: str | None = None,
+    limit: Limit = 50,
+) -> SuitePage:
+    """Suites, newest first."""
+    rows = await repository.page(
+        transaction.session, team, name=name, before=position, limit=limit
+    )
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return SuitePage(items=tuple(map(repository.suite_view, rows)), next_cursor=following)
+
+
+@router.get("/{reference}")
+async def get_suite(reference: Reference, transaction: InTransaction, team: Team) -> SuiteInfo:
+    """One suite, with the tools and measures found in its code."""
+    return repository.suite_view(await _existing(transaction, team, reference))
+
+
+@router.get("/{reference}/cases")
+async def list_cases(
+    reference: Reference,
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    position: Position,
+    limit: Limit = 50,
+) -> CasePage:
+    """The cases of a suite, in order."""
+    row = await _existing(transaction, team, reference)
+    start = position or 0
+    suite = await asyncio.to_thread(service.load, parts.storage, row)
+    items = suite.cases[start : start + limit]
+    more = start + limit < len(suite.cases)
+    return CasePage(items=items, next_cursor=str(start + limit) if more else None)
+
+
+async def _existing(transaction: Transaction, team: str, reference: str) -> SuiteRow:
+    row = await repository.find(transaction.session, team, reference)
+    if row is None:
+        raise NotFound(f"there is no suite {reference!r}")
+    return row
+
+
+def _announced(request: Request) -> int | None:
+    length = request.headers.get("content-length")
+    if length is None:
+        return None
+    if not length.isdecimal():
+        raise InvalidRequest("Content-Length must be a number")
+    return int(length)

@@ -1,0 +1,79 @@
+"""Queries on suites."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.models import SuiteRow
+from dressage.spec.suite import SuiteInfo
+
+
+async def find(session: AsyncSession, team: str, reference: str) -> SuiteRow | None:
+    """A suite by id, by `name@version`, or the newest version of a name."""
+    query = select(SuiteRow).where(SuiteRow.team == team)
+    name, at, version = reference.partition("@")
+    if reference.startswith("suite_"):
+        query = query.where(SuiteRow.id == reference)
+    elif at and version.isdecimal() and len(version) < 9:
+        query = query.where(SuiteRow.name == name, SuiteRow.version == int(version))
+    elif at:
+        return None
+    else:
+        query = query.where(SuiteRow.name == name)
+    found: SuiteRow | None = await session.scalar(
+        query.order_by(SuiteRow.version.desc()).limit(1)
+    )
+    return found
+
+
+async def same_content(
+    session: AsyncSession, team: str, name: str, content_hash: str
+) -> SuiteRow | None:
+    """The version of a name that has this content."""
+    found: SuiteRow | None = await session.scalar(
+        select(SuiteRow).where(
+            SuiteRow.team == team, SuiteRow.name == name, SuiteRow.content_hash == content_hash
+        )
+    )
+    return found
+
+
+async def next_version(session: AsyncSession, team: str, name: str) -> int:
+    """The number of a name's next version; other uploads of it wait."""
+    await session.execute(
+        select(func.pg_advisory_xact_lock(func.hashtextextended(f"suite {team}/{name}", 0)))
+    )
+    newest = await session.scalar(
+        select(func.max(SuiteRow.version)).where(SuiteRow.team == team, SuiteRow.name == name)
+    )
+    return (newest or 0) + 1
+
+
+async def page(
+    session: AsyncSession, team: str, *, name: str | None, before: int | None, limit: int
+) -> Sequence[SuiteRow]:
+    """Suites of a team, newest first."""
+    query = select(SuiteRow).where(SuiteRow.team == team)
+    if name:
+        query = query.where(SuiteRow.name == name)
+    if before is not None:
+        query = query.where(SuiteRow.arrival < before)
+    return (await session.scalars(query.order_by(SuiteRow.arrival.desc()).limit(limit))).all()
+
+
+def suite_view(row: SuiteRow) -> SuiteInfo:
+    """A suite as the service shows it."""
+    return SuiteInfo.model_validate(
+        {
+            "id": row.id,
+            "team": row.team,
+            "name": row.name,
+            "version": row.version,
+            "content_hash": row.content_hash,
+            "case_count": row.case_count,
+            "tools": row.tools,
+            "measures": row.measures,
+            "created_at": row.created_at,
+        }
+    )

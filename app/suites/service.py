@@ -1,0 +1,103 @@
+"""Receive, check and store a suite. Its code is imported in the sandbox alone."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.base import new_id
+from app.db.models import SuiteRow
+from app.exceptions import FieldProblem, SuiteInvalid, UploadTooLarge
+from app.storage import Storage
+from app.suites import repository
+from dressage.authoring.suite import FieldMapping, Suite, SuiteError
+from dressage.sandbox.process import Limits, SandboxProcess, SandboxStartError
+
+
+async def receive(
+    chunks: AsyncIterator[bytes], target: BinaryIO, *, announced: int | None, limit: int
+) -> None:
+    """Stream an upload into a file.
+
+    Raises:
+        UploadTooLarge: It is, or says it is, bigger than the limit.
+    """
+    if announced is not None and announced > limit:
+        raise UploadTooLarge(f"the upload has {announced} bytes; the limit is {limit}")
+    received = 0
+    async for chunk in chunks:
+        received += len(chunk)
+        if received > limit:
+            raise UploadTooLarge(f"the upload is longer than the limit of {limit} bytes")
+        target.write(chunk)
+    target.seek(0)
+
+
+async def store(
+    session: AsyncSession,
+    storage: Storage,
+    *,
+    team: str,
+    name: str,
+    upload: BinaryIO,
+    csv_text: bool,
+    mapping: FieldMapping | None,
+) -> tuple[SuiteRow, bool]:
+    """Check and store. Returns the suite, and whether it is a new version.
+
+    Raises:
+        SuiteInvalid: Anything is wrong; nothing was stored.
+    """
+    try:
+        suite, code = await asyncio.to_thread(_read, upload, csv_text, mapping)
+    except SuiteError as error:
+        raise SuiteInvalid(
+            str(error),
+            [
+                FieldProblem(field=problem.file, line=problem.line, message=problem.message)
+                for problem in error.problems
+            ],
+        ) from None
+    except SandboxStartError as error:
+        raise SuiteInvalid(str(error), [FieldProblem(message=str(error))]) from None
+    version = await repository.next_version(session, team, name)
+    known = await repository.same_content(session, team, name, suite.content_hash)
+    if known:
+        return known, False
+    row = SuiteRow(
+        id=new_id("suite"),
+        team=team,
+        name=name,
+        version=version,
+        content_hash=suite.content_hash,
+        storage_key=await asyncio.to_thread(storage.put_bytes, suite.to_archive()),
+        case_count=len(suite.cases),
+        tools=code["tools"],
+        measures=code["measures"],
+    )
+    session.add(row)
+    await session.flush()
+    await session.refresh(row)
+    return row, True
+
+
+def load(storage: Storage, row: SuiteRow) -> Suite:
+    """Read a stored suite."""
+    with storage.path(row.storage_key).open("rb") as file:
+        return Suite.from_upload(file)
+
+
+def _read(
+    upload: BinaryIO, csv_text: bool, mapping: FieldMapping | None
+) -> tuple[Suite, dict[str, Any]]:
+    suite = Suite.from_upload(upload, csv_text=csv_text, mapping=mapping)
+    if not any(name.endswith(".py") for name in suite.code):
+        return suite, {"tools": [], "measures": []}
+    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
+        suite.write_code(Path(folder))
+        process = SandboxProcess(Path(folder), Limits())
+        process.close()
+        return suite, {"tools": process.tools, "measures": process.measures}

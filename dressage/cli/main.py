@@ -1,0 +1,218 @@
+"""The `dressage` command. Everything but `up` goes through the client."""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dressage.authoring.errors import AuthoringError
+from dressage.cli.watching import watch_job
+from dressage.client import ApiError, Client, DownloadCorrupt, ServiceUnreachable
+from dressage.client.client import DEFAULT_URL
+from dressage.spec.job import Job
+from dressage.spec.status import TERMINAL, JobStatus
+from dressage.stack.errors import StackError
+from dressage.stack.up import Stack, StackOptions, default_data_dir
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+suites = typer.Typer(no_args_is_help=True, help="Upload and list suites.")
+app.add_typer(suites, name="suites")
+
+console = Console()
+errors = Console(stderr=True)
+
+Url = Annotated[
+    str, typer.Option(envvar="DRESSAGE_URL", help="Address of the service.", show_default=True)
+]
+
+
+@app.command()
+def up(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where everything is kept.", envvar="DRESSAGE_DATA_DIR")
+    ] = None,
+    host: str = "127.0.0.1",
+    port: int = 8400,
+    database_url: Annotated[str | None, typer.Option(envvar="DRESSAGE_DATABASE_URL")] = None,
+    redis_url: Annotated[str | None, typer.Option(envvar="DRESSAGE_REDIS_URL")] = None,
+) -> None:
+    """Start the whole service on this machine, until Ctrl-C."""
+    options = StackOptions(
+        data_dir=data_dir or default_data_dir(),
+        host=host,
+        port=port,
+        database_url=database_url,
+        redis_url=redis_url,
+    )
+    stack = Stack(options, say=lambda line: console.print(escape(line), highlight=False))
+    try:
+        stack.start()
+    except StackError as error:
+        errors.print(f"[red]dressage up:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(1) from None
+    console.print(f"ready: {options.url} (API documentation: {options.url}/docs)", highlight=False)
+    stack.run_until_stopped()
+
+
+@app.command()
+def submit(
+    spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
+    url: Url = DEFAULT_URL,
+    watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Check everything, store nothing.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="Submit at most once.")] = None,
+) -> None:
+    """Put a job into the queue.
+
+    A model path that starts with a dot is taken relative to the specification's file.
+    """
+    with _friendly(), Client(url) as client:
+        content = _read_spec(spec)
+        if dry_run:
+            checked = client.check(content)
+            console.print_json(checked.model_dump_json())
+            return
+        job = client.submit(content, idempotency_key=idempotency_key)
+        for change in job.adjustments:
+            console.print(f"adjusted {change.field}: {change.requested} → {change.effective}")
+            console.print(f"  [dim]{escape(change.reason)}[/dim]", highlight=False)
+        console.print(job.id, highlight=False)
+        if watch:
+            _exit_by_status(watch_job(client, job.id, console))
+
+
+@app.command()
+def watch(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Follow a job to its end: progress, reward, loss, pass rate."""
+    with _friendly(), Client(url) as client:
+        _exit_by_status(watch_job(client, job_id, console))
+
+
+@app.command()
+def jobs(
+    url: Url = DEFAULT_URL,
+    status: JobStatus | None = None,
+    name: str | None = None,
+    limit: int = 20,
+) -> None:
+    """List jobs, newest first."""
+    with _friendly(), Client(url) as client:
+        table = Table("id", "name", "status", "step", "reward", "created")
+        for job in client.jobs(status=status, name=name, limit=limit).items:
+            progress = job.progress
+            table.add_row(
+                job.id,
+                escape(job.name),
+                job.status,
+                f"{progress.step}/{progress.total_steps or '?'}",
+                "" if progress.reward is None else f"{progress.reward:.3f}",
+                job.created_at.strftime("%Y-%m-%d %H:%M"),
+            )
+        console.print(table)
+
+
+@app.command()
+def cancel(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """End a job; its files and history stay."""
+    with _friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.cancel(job_id).status}", highlight=False)
+
+
+@app.command()
+def pull(
+    job_id: str,
+    to: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
+    unpack: Annotated[bool, typer.Option(help="Unpack adapter and model archives.")] = True,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Download a job's files and check them. Broken downloads are continued."""
+    with _friendly(), Client(url) as client:
+        files = client.artifacts(job_id)
+        if not files:
+            errors.print(f"{job_id} has no files ({client.job(job_id).status})", highlight=False)
+            raise typer.Exit(1)
+        for file in files:
+            path = client.download(job_id, file, to)
+            console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
+            if unpack and path.suffix == ".tar":
+                with tarfile.open(path) as archive:
+                    archive.extractall(to, filter="data")
+
+
+@suites.command("push")
+def push_suite(
+    path: Annotated[Path, typer.Argument(help="A folder, an archive, or a file of cases.")],
+    name: Annotated[str, typer.Option(help="The suite's name.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Upload a suite. The same content is the same version."""
+    with _friendly(), Client(url) as client:
+        info = client.push_suite(path, name)
+        console.print(
+            f"{info.reference}: {info.case_count} cases, tools: "
+            f"{', '.join(tool.name for tool in info.tools) or 'none'}, measures: "
+            f"{', '.join(info.measures) or 'none'}",
+            highlight=False,
+        )
+
+
+@suites.command("list")
+def list_suites(url: Url = DEFAULT_URL, name: str | None = None) -> None:
+    """List suites, newest first."""
+    with _friendly(), Client(url) as client:
+        table = Table("suite", "cases", "tools", "measures", "created")
+        for info in client.suites(name=name).items:
+            table.add_row(
+                info.reference,
+                str(info.case_count),
+                ", ".join(tool.name for tool in info.tools),
+                ", ".join(info.measures),
+                info.created_at.strftime("%Y-%m-%d %H:%M"),
+            )
+        console.print(table)
+
+
+def _read_spec(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is not JSON: {error}") from None
+    agent = content.get("agent") if isinstance(content, dict) else None
+    if isinstance(agent, dict) and str(agent.get("model", "")).startswith("."):
+        agent["model"] = str((path.parent / agent["model"]).resolve())
+    return dict(content) if isinstance(content, dict) else {"spec": content}
+
+
+@contextmanager
+def _friendly() -> Iterator[None]:
+    """Errors as sentences, never as a stack trace."""
+    try:
+        yield
+    except ApiError as error:
+        errors.print(f"[red]refused ({error.code}):[/red] {escape(error.detail)}", highlight=False)
+        for problem in error.errors[1:]:
+            line = f" line {problem['line']}" if problem.get("line") else ""
+            place = f"{problem.get('field') or ''}{line}"
+            errors.print(f"  {escape(place)}: {escape(problem['message'])}", highlight=False)
+        raise typer.Exit(1) from None
+    except (ServiceUnreachable, DownloadCorrupt, AuthoringError) as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(1) from None
+
+
+def _exit_by_status(job: Job) -> None:
+    if job.status in TERMINAL and job.status is not JobStatus.SUCCEEDED:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

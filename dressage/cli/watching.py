@@ -1,0 +1,67 @@
+"""A job's live view in the terminal."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dressage.client import Client
+from dressage.spec.event import Event, EventType
+from dressage.spec.job import Job
+
+QUIET = (EventType.ROLLOUT, EventType.ADJUSTMENT)
+
+
+def watch_job(client: Client, job_id: str, console: Console) -> Job:
+    """Show a job from its first event to its last, and return it as it ended."""
+    waiting = client.job(job_id).waiting_for
+    if waiting:
+        console.print(f"queued: {escape(waiting)}", highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[metrics]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=False) as progress:
+        bar = progress.add_task("training", total=None, metrics="", visible=False)
+        for event in client.follow(job_id):
+            if event.type is EventType.PROGRESS:
+                data = event.data
+                progress.update(
+                    bar, completed=data["step"], total=data["total_steps"], visible=True
+                )
+            elif event.type is EventType.METRICS:
+                progress.update(bar, metrics=_metrics(event))
+                if not console.is_terminal:
+                    line = f"step {event.data['step']}: {_metrics(event)}"
+                    console.print(line, highlight=False)
+            elif event.type not in QUIET:
+                console.print(escape(_line(event)), highlight=False)
+    return client.job(job_id)
+
+
+def _metrics(event: Event) -> str:
+    shown = {"reward": "reward", "loss": "loss", "pass_rate": "pass rate"}
+    values = event.data["values"]
+    return "  ".join(
+        f"{label} {values[name]:.3f}" for name, label in shown.items() if values.get(name) is not None
+    )
+
+
+def _line(event: Event) -> str:
+    data = event.data
+    if event.type is EventType.STATUS:
+        return " ".join(filter(None, [data["status"], data.get("message")]))
+    if event.type is EventType.EVALUATION:
+        return (
+            f"evaluation {data['name']}: pass rate {data['pass_rate']:.3f} of {data['count']} "
+            f"held-out cases, mean reward {data['mean_reward']:.3f}"
+        )
+    if event.type is EventType.EXPORT:
+        return " ".join(filter(None, [data["export"], data["status"], data.get("message")]))
+    if event.type is EventType.ARTIFACT:
+        return f"{data['name']}: {data['size'] / 1e6:.1f} MB"
+    if event.type is EventType.CHECKPOINT:
+        return f"checkpoint at step {data['step']}"
+    return str(data.get("message", data))

@@ -1,0 +1,220 @@
+"""A synchronous client on httpx."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from pydantic import TypeAdapter
+
+from dressage.authoring.suite import Suite
+from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
+from dressage.spec.artifact import Artifact
+from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
+from dressage.spec.job import DryRun, Job, JobPage, JobSpec
+from dressage.spec.suite import SuiteInfo, SuitePage
+
+DEFAULT_URL = "http://127.0.0.1:8400"
+RECONNECT_SECONDS = 1.0
+CHUNK = 1 << 20
+
+
+class Client:
+    """One connection to a service.
+
+    Args:
+        url: Its address.
+        timeout: Seconds to wait for an answer (uploads and downloads have none).
+
+    Every method raises `ApiError` when the service refuses and `ServiceUnreachable` when nothing
+    answers.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 60) -> None:
+        self.url = url.rstrip("/")
+        self._http = httpx.Client(base_url=self.url, timeout=timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._http.close()
+
+    def push_suite(self, suite: Suite | Path | str, name: str) -> SuiteInfo:
+        """Upload a suite object, a folder, or a file as it is."""
+        if not isinstance(suite, Suite) and Path(suite).is_dir():
+            suite = Suite.from_path(suite)
+        if isinstance(suite, Suite):
+            return self._push(suite.to_archive(), name, "application/zip")
+        csv_text = str(suite).endswith(".csv")
+        content_type = "text/csv" if csv_text else "application/octet-stream"
+        return self._push(Path(suite).read_bytes(), name, content_type)
+
+    def suites(self, *, name: str | None = None, cursor: str | None = None) -> SuitePage:
+        """Suites, newest first."""
+        return SuitePage.model_validate_json(
+            self._send("GET", "/suites", params={"name": name, "cursor": cursor}).content
+        )
+
+    def submit(
+        self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None
+    ) -> Job:
+        """Put a job into the queue."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        response = self._send("POST", "/jobs", json=_plain(spec), headers=headers)
+        return Job.model_validate_json(response.content)
+
+    def check(self, spec: JobSpec | Mapping[str, Any]) -> DryRun:
+        """Validate a job without storing it."""
+        response = self._send("POST", "/jobs", json=_plain(spec), params={"dry_run": True})
+        return DryRun.model_validate_json(response.content)
+
+    def job(self, job_id: str) -> Job:
+        """One job as it is now."""
+        return Job.model_validate_json(self._send("GET", f"/jobs/{job_id}").content)
+
+    def jobs(
+        self,
+        *,
+        status: str | None = None,
+        name: str | None = None,
+        cursor: str | None = None,
+        limit: int = 50,
+    ) -> JobPage:
+        """Jobs, newest first."""
+        params = {"status": status, "name": name, "cursor": cursor, "limit": limit}
+        return JobPage.model_validate_json(self._send("GET", "/jobs", params=params).content)
+
+    def cancel(self, job_id: str) -> Job:
+        """End a job."""
+        return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/cancel").content)
+
+    def events(self, job_id: str, *, after: int = 0) -> EventPage:
+        """One page of a job's history."""
+        response = self._send("GET", f"/jobs/{job_id}/events", params={"cursor": str(after)})
+        return EventPage.model_validate_json(response.content)
+
+    def follow(self, job_id: str, *, after: int = 0) -> Iterator[Event]:
+        """A job's events as they happen, from a sequence number to the job's end.
+
+        A broken connection is taken up again where it broke.
+        """
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": str(after)}
+            try:
+                with self._http.stream(
+                    "GET", f"/jobs/{job_id}/events", headers=headers, timeout=60
+                ) as response:
+                    if response.status_code >= 400:
+                        response.read()
+                        raise ApiError.from_response(response)
+                    for event in _server_sent_events(response.iter_lines()):
+                        if event is None:
+                            return
+                        after = event.seq
+                        yield event
+            except httpx.TransportError:
+                time.sleep(RECONNECT_SECONDS)
+
+    def metrics(self, job_id: str) -> Metrics:
+        """The metric history."""
+        return Metrics.model_validate_json(self._send("GET", f"/jobs/{job_id}/metrics").content)
+
+    def rollouts(
+        self, job_id: str, *, phase: str | None = None, cursor: str | None = None, limit: int = 20
+    ) -> RolloutPage:
+        """One page of stored rollouts."""
+        params = {"phase": phase, "cursor": cursor, "limit": limit}
+        response = self._send("GET", f"/jobs/{job_id}/rollouts", params=params)
+        return RolloutPage.model_validate_json(response.content)
+
+    def evaluations(self, job_id: str) -> Evaluations:
+        """Held-out evaluations and the gain."""
+        response = self._send("GET", f"/jobs/{job_id}/evaluations")
+        return Evaluations.model_validate_json(response.content)
+
+    def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
+        """A job's files."""
+        response = self._send("GET", f"/jobs/{job_id}/artifacts")
+        return TypeAdapter(tuple[Artifact, ...]).validate_json(response.content)
+
+    def download(self, job_id: str, artifact: Artifact, folder: Path) -> Path:
+        """Download a file; what a broken download left behind is continued.
+
+        Raises:
+            DownloadCorrupt: The checksum is wrong; the partial file is removed.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / artifact.name
+        partial = target.with_name(f".{artifact.name}.{artifact.sha256[:12]}.partial")
+        have = partial.stat().st_size if partial.is_file() else 0
+        if have < artifact.size:
+            headers = {"Range": f"bytes={have}-"} if have else {}
+            url = f"/jobs/{job_id}/artifacts/{artifact.name}"
+            with self._http.stream("GET", url, headers=headers, timeout=None) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise ApiError.from_response(response)
+                mode = "ab" if response.status_code == httpx.codes.PARTIAL_CONTENT else "wb"
+                with partial.open(mode) as file:
+                    for chunk in response.iter_bytes(CHUNK):
+                        file.write(chunk)
+        with partial.open("rb") as file:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        if checksum != artifact.sha256:
+            partial.unlink()
+            raise DownloadCorrupt(f"{artifact.name}: the checksum is wrong; download it again")
+        partial.replace(target)
+        return target
+
+    def _push(self, content: bytes, name: str, content_type: str) -> SuiteInfo:
+        response = self._send(
+            "POST",
+            "/suites",
+            params={"name": name},
+            content=content,
+            headers={"Content-Type": content_type},
+            timeout=None,
+        )
+        return SuiteInfo.model_validate_json(response.content)
+
+    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        params = {k: v for k, v in options.pop("params", {}).items() if v is not None}
+        try:
+            response = self._http.request(method, path, params=params, **options)
+        except httpx.TransportError as error:
+            raise ServiceUnreachable(
+                f"no service answers at {self.url} ({error}); start one with `dressage up`"
+            ) from None
+        if response.status_code >= 400:
+            raise ApiError.from_response(response)
+        return response
+
+
+def _plain(spec: JobSpec | Mapping[str, Any]) -> Any:
+    return spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+
+
+def _server_sent_events(lines: Iterator[str]) -> Iterator[Event | None]:
+    """Events of a stream; None says that the job has ended."""
+    kind, data = "", ""
+    for line in lines:
+        if line.startswith("event: "):
+            kind = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            data = line.removeprefix("data: ")
+        elif not line and data:
+            yield None if kind == "end" else Event.model_validate_json(data)
+            kind, data = "", ""

@@ -1,0 +1,24 @@
+"""What a worker process knows about itself."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.storage import Storage
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Built once at start.
+
+    Attributes:
+        stopping: Set when the process is told to stop: running work goes back to the queue.
+    """
+
+    worker_id: str
+    gpus: int
+    database_url: str
+    storage: Storage
+    runs_dir: Path
+    lease_seconds: float
+    stopping: threading.Event

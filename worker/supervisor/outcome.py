@@ -1,0 +1,50 @@
+"""What a run's directory says once its process has ended."""
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from dressage.spec.status import Reason
+from worker.training.run_dir import FAILURE, MANIFEST, FailureFile, Manifest
+
+OUT_OF_MEMORY_KILL = -signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A manifest, or why there is none."""
+
+    manifest: Manifest | None
+    reason: Reason = Reason.COMPLETED
+    message: str = ""
+
+
+def read_outcome(run: Path, returncode: int | None) -> Outcome:
+    """Read the manifest, else the failure, else judge by the exit code."""
+    if (run / MANIFEST).is_file():
+        return Outcome(Manifest.model_validate_json((run / MANIFEST).read_bytes()))
+    if (run / FAILURE).is_file():
+        failure = FailureFile.model_validate_json((run / FAILURE).read_bytes())
+        return Outcome(None, failure.reason, failure.message)
+    if returncode == OUT_OF_MEMORY_KILL:
+        return Outcome(
+            None,
+            Reason.OUT_OF_MEMORY,
+            "the training process was killed, as the system does when memory is full; lower "
+            "batch_size or max_completion_length",
+        )
+    what = f"signal {-returncode}" if returncode and returncode < 0 else f"exit code {returncode}"
+    return Outcome(
+        None, Reason.INTERNAL_ERROR, f"the process ended with {what} and gave no reason; see its log"
+    )
+
+
+def last_lines(run: Path, count: int) -> str:
+    """The end of what the process printed."""
+    output = run / "output.log"
+    if not output.is_file():
+        return ""
+    with output.open("rb") as file:
+        file.seek(max(0, output.stat().st_size - 64_000))
+        text = file.read().decode("utf-8", "replace").replace("\x00", "")
+    return "\n".join(text.splitlines()[-count:])

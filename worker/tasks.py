@@ -1,0 +1,22 @@
+"""The tasks: a message says only "look"; what there is to do stands in Postgres."""
+
+import asyncio
+
+from app.queue.doorbell import Queue
+from worker.celery_app import celery, context
+from worker.supervisor.run_export import run_next_export
+from worker.supervisor.run_job import run_next_job
+
+
+@celery.task(name=f"look_for_{Queue.TRAINING}")  # type: ignore[untyped-decorator]
+def look_for_training() -> None:
+    """Run jobs until none is left."""
+    while not context.stopping.is_set() and asyncio.run(run_next_job(context)):
+        pass
+
+
+@celery.task(name=f"look_for_{Queue.EXPORTS}")  # type: ignore[untyped-decorator]
+def look_for_exports() -> None:
+    """Run exports until none is left."""
+    while not context.stopping.is_set() and asyncio.run(run_next_export(context)):
+        pass

@@ -1,0 +1,40 @@
+"""`python -m worker.training.export DIR`: one export, without any server."""
+
+import sys
+import tarfile
+from pathlib import Path
+
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.export import GgufExport, export_name
+from worker.training.export.spec import ExportRunSpec
+from worker.training.process import run_process
+from worker.training.run_dir import INPUT, SPEC, Manifest, RunDirectory
+
+
+def run_export(run: RunDirectory) -> None:
+    """Merge if need be, convert if asked, and put the result into `artifacts/`."""
+    from worker.training.export.gguf import check_answers, convert
+    from worker.training.export.merge import merge
+
+    spec = ExportRunSpec.model_validate_json((run.path / SPEC).read_bytes())
+    with tarfile.open(run.path / INPUT) as archive:
+        archive.extractall(run.path, filter="data")
+    model = run.path / spec.trained
+    if spec.trained is ArtifactKind.ADAPTER:
+        merged = run.path / "merged"
+        merge(model, spec.base_model, merged, probe=str(spec.messages[-1]["content"]))
+        model = merged
+    if isinstance(spec.export, GgufExport):
+        name = f"model-{spec.export.quantization}.gguf"
+        convert(model, run.artifacts / name, spec.export.quantization)
+        check_answers(
+            run.artifacts / name, list(spec.messages), list(spec.tools), spec.context_length
+        )
+        file = run.describe(name, ArtifactKind.GGUF)
+    else:
+        file = run.pack(model, ArtifactKind.MERGED)
+    run.finish(Manifest(files=(file,), result={"export": export_name(spec.export)}))
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(Path(sys.argv[1]), run_export))

@@ -1,0 +1,60 @@
+"""The outermost layer of a run's process: every way to end badly becomes a reason."""
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from dressage.authoring.errors import AuthoringError
+from dressage.spec.status import Reason
+from worker.training.failures import RunFailure
+from worker.training.run_dir import EventLogHandler, RunDirectory
+
+
+def run_process(path: Path, work: Callable[[RunDirectory], None]) -> int:
+    """Do the work of a run directory. Returns the exit code: 0 with a manifest, else 1."""
+    _die_with_parent()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    run = RunDirectory(path.resolve())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger().addHandler(EventLogHandler(run))
+    try:
+        work(run)
+    except RunFailure as failure:
+        run.fail(failure.reason, failure.message)
+    except AuthoringError as error:
+        run.fail(Reason.SUITE_INVALID, str(error))
+    except Exception as error:  # noqa: BLE001  the boundary: whatever happened gets a reason
+        traceback.print_exc()
+        run.fail(*_classified(error))
+    else:
+        return 0
+    return 1
+
+
+def _classified(error: Exception) -> tuple[Reason, str]:
+    text = f"{type(error).__name__}: {error}"[:1000]
+    if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return Reason.OUT_OF_MEMORY, f"the memory of the device is full; lower batch_size. {text}"
+    if isinstance(error, OSError) and error.errno == 28:
+        return Reason.DISK_FULL, f"the disk of the run directory is full. {text}"
+    if isinstance(error, ImportError):
+        return Reason.MISSING_DEPENDENCY, f"the worker lacks a package: {text}"
+    return Reason.INTERNAL_ERROR, text
+
+
+def _die_with_parent() -> None:
+    """End when the process that started us ends, so that a killed worker leaves no trainer."""
+    parent = os.environ.get("DRESSAGE_PARENT_PID")
+    if sys.platform == "linux" and parent:
+        parent_death_signal = 1
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(None).prctl(parent_death_signal, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            sys.exit(1)  # it ended before we could ask
