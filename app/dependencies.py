@@ -58,7 +58,9 @@ def team() -> str:
     return DEFAULT_TEAM
 
 
-def cursor_position(cursor: Annotated[str | None, Query(description="From `next_cursor`.")] = None) -> int | None:
+def cursor_position(
+    cursor: Annotated[str | None, Query(description="From `next_cursor`.")] = None,
+) -> int | None:
     """Where a page goes on."""
     if cursor is None:
         return None

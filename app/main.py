@@ -18,7 +18,7 @@ from app.storage import Storage
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service from the environment, or from given settings."""
-    settings = settings or Settings()  # type: ignore[call-arg]  # fields come from the environment
+    settings = settings or Settings()
     engine = create_engine(settings.sqlalchemy_url)
 
     @asynccontextmanager

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     allowed_models: list[str] | None = Field(
         default=None, description="If set, the only hub names that jobs may use."
     )
-    gpus: int | None = Field(default=None, ge=0, description="GPUs of this worker; counted if unset.")
+    gpus: int | None = Field(default=None, ge=0, description="Of this worker; counted if unset.")
 
     @property
     def libpq_url(self) -> str:

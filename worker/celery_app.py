@@ -36,7 +36,7 @@ def count_gpus() -> int:
     return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
 
 
-settings = Settings()  # type: ignore[call-arg]  # fields come from the environment
+settings = Settings()
 celery = create_celery(settings.celery_url)
 context = WorkerContext(
     worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",

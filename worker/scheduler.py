@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
 from app.queue.celery_options import create_celery
 from app.queue.claim import reap
-from app.queue.doorbell import ring
+from app.queue.doorbell import Queue, ring
 from app.queue.exports import reap_exports
 from app.queue.waiting import queues_with_work
 from app.settings import Settings
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 TICK_SECONDS = 1.0
 
 
-async def tick(sessions: Sessions, *, max_attempts: int) -> set[str]:
+async def tick(sessions: Sessions, *, max_attempts: int) -> set[Queue]:
     """One round. Returns the queues that have work nobody has claimed."""
     async with unit_of_work(sessions) as session:
         lost = await reap(session, max_attempts=max_attempts)
@@ -32,12 +32,12 @@ async def tick(sessions: Sessions, *, max_attempts: int) -> set[str]:
     if lost:
         log.warning("leases.expired", jobs=lost)
     async with unit_of_work(sessions) as session:
-        return {str(queue) for queue in await queues_with_work(session)}
+        return await queues_with_work(session)
 
 
 async def main() -> None:
     """Tick until told to stop."""
-    settings = Settings()  # type: ignore[call-arg]  # fields come from the environment
+    settings = Settings()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

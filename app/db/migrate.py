@@ -31,4 +31,4 @@ def migrate(url: str) -> None:
 
 
 if __name__ == "__main__":
-    migrate(Settings().libpq_url)  # type: ignore[call-arg]
+    migrate(Settings().libpq_url)

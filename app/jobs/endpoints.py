@@ -110,7 +110,7 @@ async def job_events(
     team: Team,
     parts: Parts,
     position: Position,
-    type: EventType | None = None,  # noqa: A002  the name in the query string
+    type: EventType | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> EventPage | StreamingResponse:
@@ -149,9 +149,7 @@ async def job_metrics(
 ) -> Metrics | PlainTextResponse:
     """The whole metric history, as JSON or (`Accept: text/csv`) as CSV."""
     await _existing(transaction, team, job_id)
-    rows = await repository.events(
-        transaction.session, job_id, after=0, type_=EventType.METRICS
-    )
+    rows = await repository.events(transaction.session, job_id, after=0, type_=EventType.METRICS)
     # A step repeated after a restart counts once, as it ran last.
     by_step = {
         row.data["step"]: MetricsRow(
@@ -187,9 +185,7 @@ async def job_rollouts(
 async def job_evaluations(job_id: str, transaction: InTransaction, team: Team) -> Evaluations:
     """Held-out evaluations, and what training gained."""
     job = await _existing(transaction, team, job_id)
-    rows = await repository.events(
-        transaction.session, job_id, after=0, type_=EventType.EVALUATION
-    )
+    rows = await repository.events(transaction.session, job_id, after=0, type_=EventType.EVALUATION)
     # One repeated after a restart counts once, as it ran last.
     by_name = {row.data["name"]: Evaluation.model_validate(row.data) for row in rows}
     result = job.result or {}

@@ -75,6 +75,17 @@ async def switch_status(
     await append_events(session, job.id, [EventDraft(EventType.STATUS, data)])
 
 
+async def end_cancelled(session: AsyncSession, job: JobRow) -> None:
+    """End a locked job that was asked to end. What it has produced is kept."""
+    await switch_status(
+        session,
+        job,
+        JobStatus.CANCELLED,
+        reason=Reason.CANCELLED_BY_USER,
+        message="cancelled on request; files made before are kept",
+    )
+
+
 async def append_events(
     session: AsyncSession, job_id: str, drafts: Sequence[EventDraft]
 ) -> int | None:

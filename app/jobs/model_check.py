@@ -33,7 +33,9 @@ class ModelCheck:
                 return [_problem(f"the operator allows only: {', '.join(self.allowed_models)}")]
             return []
         if not name.startswith("/"):
-            return [_problem(f"{name!r} is relative; give the absolute path of the model directory")]
+            return [
+                _problem(f"{name!r} is relative; give the absolute path of the model directory")
+            ]
         path = Path(name).resolve()
         if self.models_dir and not path.is_relative_to(self.models_dir.resolve()):
             return [_problem(f"model directories lie below {self.models_dir}")]

@@ -9,7 +9,7 @@ from app.db.base import new_id
 from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
 from app.jobs import repository
-from app.jobs.lifecycle import EventDraft, append_events, lock_job, switch_status
+from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.jobs.model_check import ModelCheck
 from app.queue.doorbell import Doorbell
 from app.queue.exports import cancel_exports
@@ -135,14 +135,17 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
         raise JobFinished(f"the job has {status} already; there is nothing to cancel")
     if status is JobStatus.CANCELLING:
         return job
-    by_user = {"reason": Reason.CANCELLED_BY_USER, "message": "cancelled on request"}
     running = await cancel_exports(session, job.id)
-    if status is JobStatus.QUEUED:
-        await switch_status(session, job, JobStatus.CANCELLED, **by_user)
-    else:
-        await switch_status(session, job, JobStatus.CANCELLING, **by_user)
-        if status is JobStatus.EXPORTING and not running:
-            await switch_status(session, job, JobStatus.CANCELLED, **by_user)
+    if status is not JobStatus.QUEUED:
+        await switch_status(
+            session,
+            job,
+            JobStatus.CANCELLING,
+            reason=Reason.CANCELLED_BY_USER,
+            message="its worker is told to stop",
+        )
+    if status is JobStatus.QUEUED or (status is JobStatus.EXPORTING and not running):
+        await end_cancelled(session, job)
     return job
 
 

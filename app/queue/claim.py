@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
 from app.db.models import AttemptRow, JobRow
-from app.jobs.lifecycle import lock_job, switch_status
+from app.jobs.lifecycle import end_cancelled, lock_job, switch_status
 from dressage.spec.status import JobStatus, Reason
 
 CLAIM_LOCK = 0x64726573  # one claim at a time: SKIP LOCKED alone cannot guard an order
@@ -81,7 +81,8 @@ async def heartbeat(session: AsyncSession, lease: Lease, lease_seconds: float) -
     )
     if job_id is None:
         raise StaleLease(lease.job_id)
-    return JobStatus(await session.scalar(select(JobRow.status).where(JobRow.id == job_id)))
+    job = await session.get_one(JobRow, job_id, populate_existing=True)
+    return JobStatus(job.status)
 
 
 async def fenced(session: AsyncSession, lease: Lease) -> JobRow:
@@ -119,9 +120,7 @@ async def release(session: AsyncSession, lease: Lease, message: str) -> None:
     job = await fenced(session, lease)
     await end_attempt(session, lease, "released")
     if JobStatus(job.status) is JobStatus.CANCELLING:
-        await switch_status(
-            session, job, JobStatus.CANCELLED, reason=Reason(job.reason), message=job.message
-        )
+        await end_cancelled(session, job)
     else:
         await switch_status(session, job, JobStatus.QUEUED, message=message)
 
@@ -164,9 +163,7 @@ async def _after_loss(
 ) -> None:
     lost = f"worker {attempt.worker_id} was lost in attempt {attempt.number}"
     if JobStatus(job.status) is JobStatus.CANCELLING:
-        await switch_status(
-            session, job, JobStatus.CANCELLED, reason=Reason(job.reason), message=job.message
-        )
+        await end_cancelled(session, job)
         return
     tries = await session.scalar(
         select(func.count())
@@ -183,5 +180,9 @@ async def _after_loss(
         )
     else:
         await switch_status(
-            session, job, JobStatus.QUEUED, reason=Reason.WORKER_LOST, message=f"{lost}; queued again"
+            session,
+            job,
+            JobStatus.QUEUED,
+            reason=Reason.WORKER_LOST,
+            message=f"{lost}; queued again",
         )

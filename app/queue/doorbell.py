@@ -25,7 +25,11 @@ def ring(celery: Celery, queue: Queue) -> None:
     """Tell one worker to look for work. A lost ring is repeated by the scheduler."""
     try:
         celery.send_task(
-            f"look_for_{queue}", queue=queue, expires=EXPIRES_SECONDS, ignore_result=True, retry=False
+            f"look_for_{queue}",
+            queue=queue,
+            expires=EXPIRES_SECONDS,
+            ignore_result=True,
+            retry=False,
         )
     except OperationalError as error:
         log.warning("doorbell.failed", queue=queue, error=str(error))

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import ExportRow, JobRow
-from app.jobs.lifecycle import EventDraft, append_events, lock_job, switch_status
+from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.queue.claim import StaleLease
 from dressage.spec.event import EventType
 from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus, Reason
@@ -71,7 +71,8 @@ async def heartbeat_export(
     )
     if job_id is None:
         raise StaleLease(lease.export_id)
-    return JobStatus(await session.scalar(select(JobRow.status).where(JobRow.id == job_id)))
+    job = await session.get_one(JobRow, job_id, populate_existing=True)
+    return JobStatus(job.status)
 
 
 async def settle_export(
@@ -124,9 +125,7 @@ async def cancel_exports(session: AsyncSession, job_id: str) -> int:
     exports = await _of(session, job_id)
     for export in exports:
         if export.status == ExportStatus.QUEUED:
-            await _switch(
-                session, export, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
-            )
+            await _switch(session, export, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER)
     return sum(export.status == ExportStatus.RUNNING for export in exports)
 
 
@@ -159,13 +158,7 @@ async def finish_job(session: AsyncSession, job: JobRow) -> None:
     if any(ExportStatus(export.status) not in EXPORT_TERMINAL for export in exports):
         return
     if job.status == JobStatus.CANCELLING:
-        await switch_status(
-            session,
-            job,
-            JobStatus.CANCELLED,
-            reason=Reason.CANCELLED_BY_USER,
-            message="cancelled on request",
-        )
+        await end_cancelled(session, job)
     elif job.status == JobStatus.EXPORTING:
         failed = [export.name for export in exports if export.status == ExportStatus.FAILED]
         message = f"trained; these exports failed: {', '.join(failed)}" if failed else None
@@ -191,9 +184,7 @@ async def _after_loss(session: AsyncSession, job: JobRow | None, export: ExportR
 
 async def _of(session: AsyncSession, job_id: str) -> Sequence[ExportRow]:
     query = select(ExportRow).where(ExportRow.job_id == job_id).order_by(ExportRow.arrival)
-    rows = await session.scalars(
-        query.with_for_update().execution_options(populate_existing=True)
-    )
+    rows = await session.scalars(query.with_for_update().execution_options(populate_existing=True))
     return rows.all()
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app.db.models import SuiteRow
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
 from app.exceptions import InvalidRequest, NotFound
 from app.suites import repository, service
-from app.db.models import SuiteRow
 from dressage.authoring.suite import FieldMapping
 from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
 
@@ -83,9 +83,7 @@ async def list_suites(
     limit: Limit = 50,
 ) -> SuitePage:
     """Suites, newest first."""
-    rows = await repository.page(
-        transaction.session, team, name=name, before=position, limit=limit
-    )
+    rows = await repository.page(transaction.session, team, name=name, before=position, limit=limit)
     following = str(rows[-1].arrival) if len(rows) == limit else None
     return SuitePage(items=tuple(map(repository.suite_view, rows)), next_cursor=following)
 

@@ -21,9 +21,7 @@ async def find(session: AsyncSession, team: str, reference: str) -> SuiteRow | N
         return None
     else:
         query = query.where(SuiteRow.name == name)
-    found: SuiteRow | None = await session.scalar(
-        query.order_by(SuiteRow.version.desc()).limit(1)
-    )
+    found: SuiteRow | None = await session.scalar(query.order_by(SuiteRow.version.desc()).limit(1))
     return found
 
 

@@ -19,9 +19,7 @@ async def beat(
     now = func.clock_timestamp()
     values = {"hostname": hostname, "pid": pid, "queue": queue, "gpus": gpus, "heartbeat_at": now}
     statement = insert(WorkerRow).values(id=worker_id, **values)
-    await session.execute(
-        statement.on_conflict_do_update(index_elements=["id"], set_=values)
-    )
+    await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
 async def leave(session: AsyncSession, worker_id: str) -> None:

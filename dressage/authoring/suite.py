@@ -1,7 +1,7 @@
 """A suite in memory: cases and the Python code that goes with them.
 
-In: records, a folder, or an uploaded file (JSONL, JSON, CSV, zip, tar). Out: the same content in one
-canonical form with a hash. Nothing is imported or executed here.
+In: records, a folder, or an uploaded file (JSONL, JSON, CSV, zip, tar). Out: the same content in
+one canonical form with a hash. Nothing is imported or executed here.
 """
 
 import csv
@@ -207,9 +207,10 @@ def _parse_cases(
         return _cases(numbered, mapping, file)
     if text.lstrip().startswith("["):
         try:
-            records = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise SuiteError([Problem(f"broken JSON: {error.msg}", file, error.lineno)]) from None
+            records = _json(text)
+        except ValueError as error:
+            line_number = error.lineno if isinstance(error, json.JSONDecodeError) else None
+            raise SuiteError([Problem(f"broken JSON: {error}", file, line_number)]) from None
         return _cases(list(enumerate(records, start=1)), mapping, file)
     return _parse_jsonl(text, file, mapping)
 
@@ -223,10 +224,9 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
             problems.append(Problem(f"the line is longer than {MAX_LINE} characters", file, line))
             continue
         try:
-            numbered.append((line, json.loads(content)))
-        except (json.JSONDecodeError, RecursionError) as error:
-            detail = error.msg if isinstance(error, json.JSONDecodeError) else "nested too deeply"
-            problems.append(Problem(f"broken JSON: {detail}", file, line))
+            numbered.append((line, _json(content)))
+        except ValueError as error:
+            problems.append(Problem(f"broken JSON: {error}", file, line))
     try:
         cases = _cases(numbered, mapping, file) if numbered or not problems else ()
     except SuiteError as error:
@@ -234,6 +234,22 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
     if problems:
         raise SuiteError(sorted(problems, key=lambda problem: problem.line or 0))
     return cases
+
+
+def _json(text: str) -> Any:
+    """Strict JSON: no NaN, no depth that recursion cannot follow.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _cases(
@@ -290,10 +306,9 @@ def _case(record: Any, mapping: FieldMapping | None) -> Case:
 
 def _is_clutter(name: str) -> bool:
     parts = PurePosixPath(name).parts
-    return (
-        any(part.startswith(".") or part in ("__pycache__", "__MACOSX") for part in parts)
-        or name.endswith((".pyc", ".pyo"))
-    )
+    return any(
+        part.startswith(".") or part in ("__pycache__", "__MACOSX") for part in parts
+    ) or name.endswith((".pyc", ".pyo"))
 
 
 def _without_common_folder(files: dict[str, bytes]) -> dict[str, bytes]:

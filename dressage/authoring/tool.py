@@ -132,9 +132,7 @@ def _arguments_model(
         else:
             fields[parameter.name] = (hints[parameter.name], pydantic.Field(default, **options))
     try:
-        return pydantic.create_model(
-            name, __config__=pydantic.ConfigDict(extra="forbid"), **fields
-        )
+        return pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, TypeError, NameError) as error:
         raise ToolDefinitionError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
 

@@ -45,7 +45,9 @@ def _metrics(event: Event) -> str:
     shown = {"reward": "reward", "loss": "loss", "pass_rate": "pass rate"}
     values = event.data["values"]
     return "  ".join(
-        f"{label} {values[name]:.3f}" for name, label in shown.items() if values.get(name) is not None
+        f"{label} {values[name]:.3f}"
+        for name, label in shown.items()
+        if values.get(name) is not None
     )
 
 

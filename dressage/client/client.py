@@ -15,7 +15,7 @@ from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
 from dressage.spec.artifact import Artifact
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.job import DryRun, Job, JobPage, JobSpec
-from dressage.spec.suite import SuiteInfo, SuitePage
+from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
 
 DEFAULT_URL = "http://127.0.0.1:8400"
 RECONNECT_SECONDS = 1.0
@@ -67,6 +67,12 @@ class Client:
         return SuitePage.model_validate_json(
             self._send("GET", "/suites", params={"name": name, "cursor": cursor}).content
         )
+
+    def cases(self, suite: str, *, cursor: str | None = None, limit: int = 200) -> CasePage:
+        """One page of a suite's cases."""
+        params = {"cursor": cursor, "limit": limit}
+        response = self._send("GET", f"/suites/{suite}/cases", params=params)
+        return CasePage.model_validate_json(response.content)
 
     def submit(
         self, spec: JobSpec | Mapping[str, Any], *, idempotency_key: str | None = None

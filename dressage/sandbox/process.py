@@ -68,7 +68,9 @@ class SandboxProcess:
         if answer is None or "error" in answer:
             self.close()
             raise SandboxStartError(
-                answer["message"] if answer else "the code ended the process or did not load in time"
+                answer["message"]
+                if answer
+                else "the code ended its process or did not load in time"
             )
         self.tools: list[dict[str, Any]] = answer["tools"]
         self.measures: list[str] = answer["measures"]

@@ -55,8 +55,6 @@ class JobSpec(Spec):
     resources: ResourcesSpec = ResourcesSpec()
     priority: Literal["urgent", "high", "normal", "low"] = "normal"
 
-    model_config = Spec.model_config | {"json_schema_extra": {"examples": [EXAMPLE]}}
-
     @model_validator(mode="before")
     @classmethod
     def _weights_beside_measures(cls, data: Any) -> Any:

@@ -36,10 +36,15 @@ class TrainingSpec(Spec):
         default=4, ge=2, le=1024, description="Rollouts per case and step: the group."
     )
     max_completion_length: int = Field(
-        default=1024, ge=1, description="Tokens of a rollout after its prompt, tool results included."
+        default=1024,
+        ge=1,
+        description="Tokens of a rollout after its prompt, results included.",
     )
     max_tool_iterations: int = Field(
-        default=5, ge=1, le=1000, description="Times a rollout may go back to the model with results."
+        default=5,
+        ge=1,
+        le=1000,
+        description="Times a rollout may return to the model.",
     )
     temperature: float = Field(default=0.8, gt=0, le=5)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -58,7 +63,7 @@ class TrainingSpec(Spec):
     save_steps: int | None = Field(
         default=None,
         ge=1,
-        description="Optimizer steps per checkpoint. Without it a job whose worker dies starts over.",
+        description="Optimizer steps per checkpoint. Without it a lost worker means a new start.",
     )
     tool_timeout: float = Field(
         default=30, gt=0, le=3600, description="Seconds one tool or measure call may take."

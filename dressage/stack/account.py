@@ -25,10 +25,13 @@ class Account:
             os.chown(path, self.uid, self.gid)
 
 
+OURSELVES = Account(None, None)
+
+
 def database_account() -> Account:
     """`nobody` when we are root, else ourselves."""
     if os.geteuid() != 0:
-        return Account(None, None)
+        return OURSELVES
     entry = pwd.getpwnam("nobody")
     return Account(entry.pw_uid, entry.pw_gid)
 

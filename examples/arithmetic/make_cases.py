@@ -1,7 +1,8 @@
-"""Draw the cases of this example: `python make_cases.py > cases.jsonl` gives the file in this folder.
+"""Draw the cases of this example: `python make_cases.py > cases.jsonl` makes the file here.
 
-Questions are divided by a hash of their operands, so that the tiny model's pre-training
-(examples/tiny_agent) never sees a question of the suite, also not with its operands swapped.
+Questions are divided by a hash of what is to be computed, so that the tiny model's pre-training
+(examples/tiny_agent) never sees an exercise of the suite, also not in other words or with its
+operands swapped.
 """
 
 import hashlib
@@ -12,9 +13,24 @@ from operator import add, mul, sub
 
 APPLY = {"+": add, "-": sub, "*": mul}
 ONE_STEP = {
-    "+": ["What is {a} + {b}?", "Compute {a} + {b}.", "Add {a} and {b}.", "{a} plus {b} is how much?"],
-    "-": ["What is {a} - {b}?", "Compute {a} - {b}.", "Subtract {b} from {a}.", "{a} minus {b} is how much?"],
-    "*": ["What is {a} * {b}?", "Compute {a} * {b}.", "Multiply {a} by {b}.", "{a} times {b} is how much?"],
+    "+": (
+        "What is {a} + {b}?",
+        "Compute {a} + {b}.",
+        "Add {a} and {b}.",
+        "{a} plus {b} is how much?",
+    ),
+    "-": (
+        "What is {a} - {b}?",
+        "Compute {a} - {b}.",
+        "Subtract {b} from {a}.",
+        "{a} minus {b} is how much?",
+    ),
+    "*": (
+        "What is {a} * {b}?",
+        "Compute {a} * {b}.",
+        "Multiply {a} by {b}.",
+        "{a} times {b} is how much?",
+    ),
 }
 SECOND_STEP = {"+": " Then add {c}.", "-": " Then subtract {c}.", "*": " Then multiply by {c}."}
 
@@ -24,12 +40,12 @@ class Question:
     text: str
     expression: str
     answer: str
-    operands: str  # the same for `a + b` and `b + a`
+    exercise: str  # the same for `a + b` and `b + a`, in any words
 
     @property
     def split(self):
-        bucket = int(hashlib.sha256(self.operands.encode()).hexdigest(), 16) % 2
-        return "suite" if bucket else "pretraining"
+        bucket = int(hashlib.sha256(self.exercise.encode()).hexdigest(), 16) % 10
+        return "suite" if bucket < 3 else "pretraining"
 
 
 def draw(rng):
@@ -40,22 +56,22 @@ def draw(rng):
     if op == "-" and b > a:
         a, b = b, a
     text, expression = rng.choice(ONE_STEP[op]).format(a=a, b=b), f"{a} {op} {b}"
-    answer, operands = APPLY[op](a, b), f"{op}{sorted((a, b))}"
+    answer, exercise = APPLY[op](a, b), f"{op}{sorted((a, b))}"
     if rng.random() < 0.3:
         op, c = rng.choice("+-*"), rng.randint(2, 9)
         text, expression = text + SECOND_STEP[op].format(c=c), f"({expression}) {op} {c}"
-        answer = APPLY[op](answer, c)
-    return Question(text, expression, str(answer), operands)
+        answer, exercise = APPLY[op](answer, c), f"{exercise}{op}{c}"
+    return Question(text, expression, str(answer), exercise)
 
 
 def questions(split, count, seed=0):
-    """Distinct operands in the suite; pre-training may repeat them."""
+    """Distinct exercises in the suite; pre-training may repeat them."""
     rng, seen, drawn = random.Random(f"{split} {seed}"), set(), []
     while len(drawn) < count:
         question = draw(rng)
-        if question.split != split or (split == "suite" and question.operands in seen):
+        if question.split != split or (split == "suite" and question.exercise in seen):
             continue
-        seen.add(question.operands)
+        seen.add(question.exercise)
         drawn.append(question)
     return drawn
 

@@ -24,10 +24,8 @@ MIXED = Mixture(calls=0.47, broken=0.04, wrong_call=0.18, miscopied=0.15)
 
 
 def call(expression):
-    return (
-        '<tool_call>\n{"name": "calculate", "arguments": {"expression": "%s"}}\n</tool_call>'
-        % expression
-    )
+    arguments = '{"expression": "' + expression + '"}'
+    return '<tool_call>\n{"name": "calculate", "arguments": ' + arguments + "}\n</tool_call>"
 
 
 def transcript(rng, question, mixture):
@@ -38,7 +36,9 @@ def transcript(rng, question, mixture):
     expression = question.expression
     if rng.random() < mixture.broken:
         text = call(expression)
-        broken = text.replace('"}}', '"}') if rng.random() < 0.5 else text.replace("</tool_call>", "")
+        broken = (
+            text.replace('"}}', '"}') if rng.random() < 0.5 else text.replace("</tool_call>", "")
+        )
         return [("assistant", broken)]
     if rng.random() < mixture.wrong_call:
         expression = wrong(rng, expression)

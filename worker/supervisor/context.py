@@ -13,6 +13,8 @@ class WorkerContext:
 
     Attributes:
         stopping: Set when the process is told to stop: running work goes back to the queue.
+        training_module: What a training child runs; given its run directory.
+        export_module: What an export child runs; given its run directory.
     """
 
     worker_id: str
@@ -22,3 +24,5 @@ class WorkerContext:
     runs_dir: Path
     lease_seconds: float
     stopping: threading.Event
+    training_module: str = "worker.training"
+    export_module: str = "worker.training.export"

@@ -35,7 +35,9 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
         )
     what = f"signal {-returncode}" if returncode and returncode < 0 else f"exit code {returncode}"
     return Outcome(
-        None, Reason.INTERNAL_ERROR, f"the process ended with {what} and gave no reason; see its log"
+        None,
+        Reason.INTERNAL_ERROR,
+        f"the process ended with {what} and gave no reason; see its log",
     )
 
 

@@ -106,7 +106,7 @@ def _export_spec(
 
 
 async def _run(context: WorkerContext, sessions: Sessions, lease: ExportLease, run: Path) -> None:
-    child = await ChildProcess.start("worker.training.export", run)
+    child = await ChildProcess.start(context.export_module, run)
     tail = EventTail(run)
 
     async def keep_lease() -> JobStatus:

@@ -6,17 +6,16 @@ import shutil
 from pathlib import Path
 
 import structlog
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.artifacts import repository as artifacts
 from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
 from app.db.models import JobRow, SuiteRow
-from app.jobs.lifecycle import EventDraft, append_events, switch_status
+from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, switch_status
 from app.queue.claim import Lease, StaleLease, claim, end_attempt, fenced, heartbeat, release
 from app.queue.exports import cancel_exports, finish_job
 from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
-from dressage.spec.status import JobStatus, Reason
+from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.files import store_files
 from worker.supervisor.outcome import Outcome, last_lines, read_outcome
@@ -67,7 +66,7 @@ def _prepare(context: WorkerContext, lease: Lease, spec: JobSpec, suite: SuiteRo
 
 
 async def _run(context: WorkerContext, sessions: Sessions, lease: Lease, run: Path) -> None:
-    child = await ChildProcess.start("worker.training", run)
+    child = await ChildProcess.start(context.training_module, run)
     tail = EventTail(run)
 
     async def keep_lease() -> JobStatus:
@@ -92,7 +91,7 @@ async def _run(context: WorkerContext, sessions: Sessions, lease: Lease, run: Pa
         async with unit_of_work(sessions) as session:
             job = await fenced(session, lease)
             await end_attempt(session, lease, "cancelled")
-            await _cancelled(session, job)
+            await end_cancelled(session, job)
     elif ending is Ending.EXITED:
         await _settle(context, sessions, lease, run, read_outcome(run, child.returncode))
 
@@ -113,7 +112,7 @@ async def _settle(
         job.result = outcome.manifest.result
         await end_attempt(session, lease, "succeeded")
         if job.status == JobStatus.CANCELLING:  # asked for while the last file was stored
-            await _cancelled(session, job)
+            await end_cancelled(session, job)
             return
         await switch_status(session, job, JobStatus.EXPORTING)
         await finish_job(session, job)  # at once, when there is nothing to export
@@ -126,19 +125,9 @@ async def _fail(sessions: Sessions, lease: Lease, run: Path, outcome: Outcome) -
         await append_events(session, job.id, [EventDraft(EventType.LOG, data)])
         await end_attempt(session, lease, "failed")
         if job.status == JobStatus.CANCELLING:
-            await _cancelled(session, job)
+            await end_cancelled(session, job)
             return
         await switch_status(
             session, job, JobStatus.FAILED, reason=outcome.reason, message=outcome.message
         )
         await cancel_exports(session, job.id)
-
-
-async def _cancelled(session: AsyncSession, job: JobRow) -> None:
-    await switch_status(
-        session,
-        job,
-        JobStatus.CANCELLED,
-        reason=Reason.CANCELLED_BY_USER,
-        message="cancelled on request; files made before are kept",
-    )

@@ -11,10 +11,11 @@ USAGE = f"usage: python -m worker.training RUN_DIR   (RUN_DIR holds {SPEC} and {
 
 def main() -> int:
     """Check the arguments before anything heavy is loaded."""
-    if len(sys.argv) != 2 or not all((Path(sys.argv[1]) / name).is_file() for name in (SPEC, SUITE)):
+    folder = Path(sys.argv[1]) if len(sys.argv) == 2 else None
+    if folder is None or not all((folder / name).is_file() for name in (SPEC, SUITE)):
         print(USAGE, file=sys.stderr)  # noqa: T201
         return 2
-    return run_process(Path(sys.argv[1]), _run)
+    return run_process(folder, _run)
 
 
 def _run(run: RunDirectory) -> None:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Mapping, Sequence
-
 from statistics import fmean
 
 from dressage.spec.event import Evaluation, Gain

@@ -225,4 +225,3 @@ def _numbers(passed: dict[str, bool]) -> dict[str, float]:
 
 def _evaluation_file(run: Path, name: str) -> Path:
     return run / "evaluations" / f"{name}.json"
-

@@ -3,6 +3,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, CreatedAt, Timestamp
 
+OPEN = text("ended_at IS NULL")
+
 
 class AttemptRow(Base):
     """One try of a job on a worker, and the worker's lease on it."""
@@ -11,8 +13,8 @@ class AttemptRow(Base):
     __table_args__ = (
         UniqueConstraint("job_id", "number"),
         # The database itself refuses a second owner.
-        Index("uq_attempts_owner", "job_id", unique=True, postgresql_where=text("ended_at IS NULL")),
-        Index("ix_attempts_lease", "lease_expires_at", postgresql_where=text("ended_at IS NULL")),
+        Index("uq_attempts_owner", "job_id", unique=True, postgresql_where=OPEN),
+        Index("ix_attempts_lease", "lease_expires_at", postgresql_where=OPEN),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

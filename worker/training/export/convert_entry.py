@@ -19,6 +19,7 @@ KNOWN = {
 
 
 def main():
+    """Run the converter with the look-up extended."""
     folder = sys.argv.pop(1)
     sys.path.insert(0, folder)
     import convert_hf_to_gguf

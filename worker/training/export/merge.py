@@ -55,4 +55,3 @@ def merge(adapter: Path, base: str, out: Path, probe: str) -> None:
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     model.eval()
     return model(input_ids=ids).logits.float()
-

@@ -39,10 +39,14 @@ class RolloutEngine:
     ) -> None:
         self._template, self._instructions = template, instructions
         self._sandbox, self._limits = sandbox, limits
-        self._tools = {tool["function"]["name"] for tool in template.tools}
+        self._tools = template.tool_names
 
     def play(
-        self, cases: Sequence[tuple[Case, int]], generate: Generate, end_ids: frozenset[int], seed: int
+        self,
+        cases: Sequence[tuple[Case, int]],
+        generate: Generate,
+        end_ids: frozenset[int],
+        seed: int,
     ) -> list[Episode]:
         """Play one episode for each (case, index in its group), all turn by turn together."""
         episodes = [self._opened(case, index) for case, index in cases]

@@ -34,9 +34,7 @@ class TransformersGenerator:
         """
         longest = max(map(len, prompts))
         device = self._model.device
-        ids = torch.tensor(
-            [[self._pad] * (longest - len(p)) + p for p in prompts], device=device
-        )
+        ids = torch.tensor([[self._pad] * (longest - len(p)) + p for p in prompts], device=device)
         attention = torch.tensor(
             [[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device
         )

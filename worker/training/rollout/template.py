@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from jinja2 import TemplateError
@@ -39,6 +40,7 @@ class ConversationTemplate:
 
     def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
         self.tools = [{"type": "function", "function": tool} for tool in tools]
+        self.tool_names = {tool["name"] for tool in tools}
         self.tokenizer = tokenizer
         self._template: str | None = None
         if tokenizer.chat_template is None:
@@ -133,11 +135,7 @@ class ConversationTemplate:
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
             cuts = [0, *(match.start() + 1 for match in self._markup.finditer(body)), len(body)]
             parts = [(piece, TokenRole.SCAFFOLD)]
-            parts += [
-                (body[a:b], TokenRole.OBSERVATION)
-                for a, b in zip(cuts, cuts[1:], strict=False)
-                if b > a
-            ]
+            parts += [(body[a:b], TokenRole.OBSERVATION) for a, b in pairwise(cuts) if b > a]
             for text, role in parts:
                 made = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 ids += made

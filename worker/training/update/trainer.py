@@ -1,4 +1,4 @@
-"""The one subclass of TRL's GRPOTrainer. Which of its methods we rely on is held by a contract test.
+"""The one subclass of TRL's GRPOTrainer. A contract test holds the methods of it we rely on.
 
 Rollouts come from our engine through TRL's public `rollout_func`; advantages, loss and optimizer
 are TRL's own.
@@ -83,10 +83,10 @@ class JobTrainer(GRPOTrainer):
         for scored, advantage in zip(self._scored, advantages, strict=True):
             record = rollout_record(scored, "train", self.state.global_step + 1, advantage)
             self._run.emit(EventType.ROLLOUT, **record)
-        self._count(output)
+        self._count()
         return output
 
-    def _play(self, prompts: list[Any], trainer: GRPOTrainer) -> dict[str, Any]:
+    def _play(self, _prompts: list[Any], _trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's `rollout_func`: one episode a row, group members next to each other."""
         size = self.num_generations
         pairs = [(self._cases[case], at % size) for at, case in enumerate(self._batch)]
@@ -117,7 +117,7 @@ class JobTrainer(GRPOTrainer):
             raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(self._scored))
         return rewards
 
-    def _count(self, output: dict[str, Any]) -> None:
+    def _count(self) -> None:
         """Our own metrics, beside TRL's; averaged over the steps of one log line."""
         episodes = [scored.episode for scored in self._scored]
         size = self.num_generations

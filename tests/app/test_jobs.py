@@ -1,0 +1,190 @@
+import json
+
+import pytest
+
+
+def post(api, spec, **options):
+    return api.post("/jobs", json=spec, **options)
+
+
+def test_a_job_is_stored_with_its_effective_specification(api, suite, job_spec):
+    job_spec["training"] |= {"batch_size": 3, "num_generations": 4}
+    response = post(api, job_spec)
+    assert response.status_code == 201
+    job = response.json()
+    assert response.headers["location"] == f"/jobs/{job['id']}"
+    assert job["status"] == "queued"
+    assert job["spec"]["suite"] == "arithmetic@1"
+    assert job["spec"]["training"]["gradient_accumulation"] == 4
+    assert {a["field"] for a in job["adjustments"]} == {"suite", "training.gradient_accumulation"}
+    assert job["waiting_for"] == "no training worker is alive"
+    assert api.get(f"/jobs/{job['id']}").json() == job
+    events = api.get(f"/jobs/{job['id']}/events").json()["items"]
+    assert [event["type"] for event in events] == ["status", "adjustment", "adjustment"]
+    assert [event["seq"] for event in events] == [1, 2, 3]
+
+
+def test_a_dry_run_stores_nothing(api, suite, job_spec):
+    response = api.post("/jobs", json=job_spec, params={"dry_run": True})
+    assert response.status_code == 200
+    assert response.json()["spec"]["suite"] == "arithmetic@1"
+    assert api.get("/jobs").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "sentence"),
+    [
+        ({"colour": 1}, "colour", "Extra inputs are not permitted"),
+        ({"rewards": []}, "rewards", "at least one measure"),
+        (
+            {"rewards": ["a", "b"], "reward_weights": [1]},
+            None,
+            "1 weights for 2 rewards",
+        ),
+        ({"rewards": ["nope"]}, "rewards.0.measure", "it has correct_answer"),
+        ({"suite": "nope"}, "suite", "there is no suite 'nope'"),
+        ({"suite": "arithmetic@2"}, "suite", "there is no suite 'arithmetic@2'"),
+    ],
+)
+def test_a_wrong_job_is_refused_by_field(api, suite, job_spec, change, field, sentence):
+    response = post(api, {**job_spec, **change})
+    assert response.status_code == 422
+    problem = response.json()
+    assert problem["errors"][0]["field"] == field
+    assert sentence in problem["detail"]
+    assert api.get("/jobs").json()["items"] == []
+
+
+def test_an_unknown_tool_is_named(api, suite, job_spec):
+    job_spec["agent"]["tools"] = ["calculate", "teleport"]
+    problem = post(api, job_spec).json()
+    assert problem["code"] == "job_invalid"
+    assert problem["errors"][0]["field"] == "agent.tools.1"
+    assert "'teleport'" in problem["detail"]
+
+
+def test_a_step_that_needs_more_cases_than_there_are_is_refused(api, suite, job_spec):
+    job_spec["training"] |= {"batch_size": 4096, "num_generations": 2}
+    problem = post(api, job_spec).json()
+    assert problem["errors"][0]["field"] == "training.batch_size"
+    assert "2048 cases" in problem["detail"]
+
+
+def model_directory(path, template):
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    if template is not None:
+        (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("template", "sentence"),
+    [
+        (None, "no chat template"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "cannot render tools"),
+        ("{{ raise_exception('no tools here') }}", "cannot render tools"),
+    ],
+)
+def test_a_model_without_tool_template_is_refused(
+    api, suite, job_spec, tmp_path, template, sentence
+):
+    job_spec["agent"]["model"] = model_directory(tmp_path / "model", template)
+    problem = post(api, job_spec).json()
+    assert problem["errors"][0]["field"] == "agent.model"
+    assert sentence in problem["detail"]
+
+
+def test_a_model_without_tool_template_is_fine_without_tools(api, suite, job_spec, tmp_path):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    job_spec["agent"]["model"] = model_directory(tmp_path / "model", template)
+    job_spec["agent"]["tools"] = []
+    assert post(api, job_spec).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("/nowhere/at/all", "there is no model at '/nowhere/at/all'"),
+        ("./relative", "absolute path"),
+        ("a/b/c", "neither `Org/Name` nor a path"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(api, suite, job_spec, model, sentence):
+    job_spec["agent"]["model"] = model
+    assert sentence in post(api, job_spec).json()["detail"]
+
+
+def test_an_idempotency_key_creates_one_job(api, suite, job_spec):
+    headers = {"Idempotency-Key": "k1"}
+    first = post(api, job_spec, headers=headers)
+    again = post(api, job_spec, headers=headers)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = post(api, {**job_spec, "name": "other"}, headers=headers)
+    assert other.status_code == 409
+    assert other.json()["code"] == "idempotency_key_reused"
+    assert len(api.get("/jobs").json()["items"]) == 1
+
+
+def test_lists_have_pages_and_filters(api, suite, job_spec):
+    ids = [post(api, {**job_spec, "name": f"job {n % 2}"}).json()["id"] for n in range(5)]
+    first = api.get("/jobs", params={"limit": 3}).json()
+    rest = api.get("/jobs", params={"limit": 3, "cursor": first["next_cursor"]}).json()
+    assert [job["id"] for job in first["items"] + rest["items"]] == ids[::-1]
+    assert rest["next_cursor"] is None
+    api.post(f"/jobs/{ids[0]}/cancel")
+    assert len(api.get("/jobs", params={"status": "queued"}).json()["items"]) == 4
+    assert len(api.get("/jobs", params={"name": "job 1"}).json()["items"]) == 2
+    assert api.get("/jobs", params={"cursor": "x"}).status_code == 422
+    assert api.get("/jobs", params={"status": "sleeping"}).json()["errors"][0]["field"] == "status"
+
+
+def test_a_queued_job_is_cancelled_at_once_and_once(api, suite, job_spec):
+    job_spec["exports"] = [{"type": "gguf"}]
+    job_id = post(api, job_spec).json()["id"]
+    job = api.post(f"/jobs/{job_id}/cancel").json()
+    assert (job["status"], job["reason"]) == ("cancelled", "cancelled_by_user")
+    assert job["exports"][0]["status"] == "cancelled"
+    again = api.post(f"/jobs/{job_id}/cancel")
+    assert again.status_code == 409
+    assert again.json()["code"] == "job_already_finished"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["", "/events", "/metrics", "/logs", "/rollouts", "/evaluations", "/artifacts", "/artifacts/x"],
+)
+def test_an_unknown_job_is_not_found(api, path):
+    response = api.get(f"/jobs/job_nothing{path}")
+    assert response.status_code == 404
+    assert response.json()["code"] == "not_found"
+
+
+def test_broken_json_is_a_problem_not_a_trace(api):
+    response = api.post("/jobs", content=b"{", headers={"Content-Type": "application/json"})
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_a_finished_jobs_stream_replays_and_ends(api, suite, job_spec):
+    job_id = post(api, job_spec).json()["id"]
+    api.post(f"/jobs/{job_id}/cancel")
+
+    def stream(**headers):
+        response = api.get(
+            f"/jobs/{job_id}/events", headers={"Accept": "text/event-stream", **headers}
+        )
+        return [line for line in response.text.splitlines() if line.startswith(("id:", "event:"))]
+
+    whole = ["id: 1", "event: status", "id: 2", "event: adjustment", "id: 3", "event: status"]
+    assert stream() == [*whole, "event: end"]
+    assert stream(**{"Last-Event-ID": "2"}) == [*whole[4:], "event: end"]
+
+
+def test_openapi_has_an_example_job_that_is_valid(api):
+    from dressage.spec.job import JobSpec
+
+    body = api.get("/openapi.json").json()["paths"]["/jobs"]["post"]["requestBody"]
+    (example,) = body["content"]["application/json"]["examples"].values()
+    JobSpec.model_validate(example["value"])

@@ -1,0 +1,154 @@
+import io
+import json
+import tarfile
+import zipfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dressage.authoring import FieldMapping, Suite, SuiteError
+from dressage.authoring.archive import ArchiveError, UnpackLimits, read_archive
+
+
+def upload(text, **options):
+    return Suite.from_upload(
+        io.BytesIO(text if isinstance(text, bytes) else text.encode()), **options
+    )
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    buffer.seek(0)
+    return buffer
+
+
+def lines(count):
+    return [json.dumps({"input": f"question {n}", "expect": {"answer": n}}) for n in range(count)]
+
+
+def test_every_broken_line_is_reported_with_its_number():
+    rows = lines(9)
+    rows[6] = '{"input": "cut off'
+    rows[8] = '{"input": "x", "colour": 1}'
+    with pytest.raises(SuiteError) as caught:
+        upload("\n".join(rows))
+    problems = caught.value.problems
+    assert [problem.line for problem in problems] == [7, 9]
+    assert problems[0].message.startswith("broken JSON")
+    assert "unknown field colour" in problems[1].message
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "no cases"),
+        ("[]", "no cases"),
+        ('{"input": ""}', "input is empty"),
+        ('{"expect": {}}', "input: Field required"),
+        ('{"input": [{"role": "assistant", "content": "x"}]}', "must end with a user message"),
+        ('"text"', "a case is an object, not str"),
+        ('{"input": "x"}\n{"input": "x"}', "the case of line 1 again"),
+        ('{"input": "a\\u0000b"}', "NUL"),
+        (b'{"input": "\xff"}', "not UTF-8"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_what_is_no_case_is_refused(text, sentence):
+    with pytest.raises(SuiteError, match=sentence):
+        upload(text)
+
+
+def test_the_same_content_in_every_format_is_the_same_suite():
+    rows = lines(3)
+    as_lines = upload("\n".join(rows))
+    as_array = upload("[" + ",".join(rows) + "]")
+    as_zip = Suite.from_upload(zipped({"folder/cases.jsonl": "\n".join(rows)}))
+    hashes = {suite.content_hash for suite in (as_lines, as_array, as_zip)}
+    assert len(hashes) == 1
+    assert Suite.from_upload(io.BytesIO(as_lines.to_archive())) == as_lines
+
+
+def test_code_is_part_of_the_content():
+    plain = {"cases.jsonl": lines(1)[0]}
+    one = Suite.from_upload(zipped({**plain, "tools.py": "a = 1"}))
+    other = Suite.from_upload(zipped({**plain, "tools.py": "a = 2"}))
+    assert one.code == {"tools.py": b"a = 1"}
+    assert one.content_hash != other.content_hash
+
+
+def test_foreign_columns_are_mapped():
+    mapping = FieldMapping("question", ("answer",))
+    suite = upload("question,answer,source\nWhat?,42,book\n", csv_text=True, mapping=mapping)
+    case = suite.cases[0]
+    assert (case.input, case.expect, case.metadata) == (
+        "What?",
+        {"answer": "42"},
+        {"source": "book"},
+    )
+    with pytest.raises(SuiteError, match="line 2: there is no field 'question'"):
+        upload("q,answer\nWhat?,42\n", csv_text=True, mapping=mapping)
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/etc/passwd", "a/../../b", "..\\evil.py", "C:/x"])
+def test_an_archive_cannot_leave_its_folder(name):
+    with pytest.raises(SuiteError, match="would leave"):
+        Suite.from_upload(zipped({"cases.jsonl": lines(1)[0], name: "x"}))
+
+
+def test_links_are_refused():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        link = zipfile.ZipInfo("tools.py")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
+    buffer.seek(0)
+    with pytest.raises(SuiteError, match="'tools.py' is a link"):
+        Suite.from_upload(buffer)
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        member = tarfile.TarInfo("tools.py")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(member)
+    buffer.seek(0)
+    with pytest.raises(SuiteError, match="'tools.py' is a link"):
+        Suite.from_upload(buffer)
+
+
+def test_a_bomb_is_stopped_while_it_unpacks():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("cases.jsonl", b"0" * 10_000_000)
+    with pytest.raises(ArchiveError, match="more than 1000000 bytes"):
+        read_archive(buffer, UnpackLimits(total_bytes=1_000_000))
+    many = zipped({f"{n}.py": "" for n in range(11)})
+    with pytest.raises(ArchiveError, match="more than 10 files"):
+        read_archive(many, UnpackLimits(files=10))
+
+
+@given(st.binary(max_size=400))
+def test_no_upload_breaks_the_parser(data):
+    for head in (b"", b"PK\x03\x04", b"\x1f\x8b"):
+        try:
+            upload(head + data)
+        except SuiteError as error:
+            assert error.problems
+
+
+@given(
+    st.lists(
+        st.text(
+            st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), min_size=1
+        ).filter(str.strip),
+        min_size=1,
+        max_size=5,
+        unique=True,
+    )
+)
+def test_cases_survive_storage(texts):
+    suite = Suite.from_records([{"input": text} for text in texts])
+    assert [c.input for c in Suite.from_upload(io.BytesIO(suite.to_archive())).cases] == texts
