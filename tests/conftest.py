@@ -24,6 +24,7 @@ ARITHMETIC = ROOT / "examples" / "arithmetic"
 TINY_MODEL = ROOT / "examples" / "tiny_agent" / "model"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 
 @pytest.fixture(scope="session")

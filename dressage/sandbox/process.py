@@ -64,14 +64,13 @@ class SandboxProcess:
             start_new_session=True,  # its own group: whatever it starts ends with it
         )
         self._unread = b""
-        answer = self._receive(START_TIMEOUT)
+        try:
+            answer = self._receive(START_TIMEOUT)
+        except TimeoutError:
+            answer = {"error": "code", "message": f"not loaded within {START_TIMEOUT:g} seconds"}
         if answer is None or "error" in answer:
             self.close()
-            raise SandboxStartError(
-                answer["message"]
-                if answer
-                else "the code ended its process or did not load in time"
-            )
+            raise SandboxStartError(answer["message"] if answer else "the code ended its process")
         self.tools: list[dict[str, Any]] = answer["tools"]
         self.measures: list[str] = answer["measures"]
 
@@ -89,15 +88,14 @@ class SandboxProcess:
         except OSError:
             self.close()
             return Outcome(failure=Failure.CRASHED, message="the process was gone")
-        started = time.monotonic()
-        answer = self._receive(timeout)
-        if answer is None:
-            ended = self._process.poll()
+        try:
+            answer = self._receive(timeout)
+        except TimeoutError:
             self.close()
-            if ended is None and time.monotonic() - started >= timeout:
-                return Outcome(
-                    failure=Failure.TIMED_OUT, message=f"no result within {timeout:g} seconds"
-                )
+            message = f"no result within {timeout:g} seconds"
+            return Outcome(failure=Failure.TIMED_OUT, message=message)
+        if answer is None:
+            self.close()
             return Outcome(failure=Failure.CRASHED, message="the process ended during the call")
         if "error" in answer:
             return Outcome(failure=Failure(answer["error"]), message=answer["message"])
@@ -114,7 +112,11 @@ class SandboxProcess:
                     pipe.close()
 
     def _receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next answer, or None when it does not come."""
+        """The next answer, or None when the process ends or talks nonsense.
+
+        Raises:
+            TimeoutError: It does neither in time.
+        """
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         received = bytearray(self._unread)
@@ -122,11 +124,10 @@ class SandboxProcess:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while (end := received.find(b"\n")) < 0:
                 left = deadline - time.monotonic()
-                if left <= 0 or len(received) > MAX_ANSWER or not selector.select(left):
-                    return None
+                if left <= 0 or not selector.select(left):
+                    raise TimeoutError
                 chunk = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not chunk:
-                    self._process.wait()
+                if not chunk or len(received) > MAX_ANSWER:
                     return None
                 received += chunk
         self._unread = bytes(received[end + 1 :])

@@ -1,5 +1,6 @@
 """What a run's directory says once its process has ended."""
 
+import errno
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,13 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
         Reason.INTERNAL_ERROR,
         f"the process ended with {what} and gave no reason; see its log",
     )
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """What it means that the supervisor itself could not go on."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Outcome(None, Reason.DISK_FULL, f"the worker's or the store's disk is full: {error}")
+    return Outcome(None, Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:1000])
 
 
 def last_lines(run: Path, count: int) -> str:

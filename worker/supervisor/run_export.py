@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import structlog
+from sqlalchemy.exc import OperationalError
 
 from app.artifacts import repository as artifacts
 from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
@@ -28,7 +29,7 @@ from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.files import store_files
-from worker.supervisor.outcome import Outcome, read_outcome
+from worker.supervisor.outcome import Outcome, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
 from worker.supervisor.watch import Ending, watch
@@ -55,16 +56,27 @@ async def run_next_export(context: WorkerContext) -> bool:
     assert trained is not None  # a job reaches `exporting` with its trained files stored
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, export=lease.name):
         log.info("export.claimed", attempt=lease.attempt)
+        run = context.runs_dir / lease.job_id / f"{lease.name}-attempt-{lease.attempt}"
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
-            run = await asyncio.to_thread(_prepare, context, lease, job, suite, trained)
-            await _run(context, sessions, lease, run)
+            try:
+                await asyncio.to_thread(_prepare, context, lease, run, job, suite, trained)
+                await _run(context, sessions, lease, run)
+            except (StaleLease, OperationalError):
+                raise
+            except Exception as error:
+                log.exception("export.not_settled")
+                await _settle(context, sessions, lease, run, outcome_of(error))
     return True
 
 
 def _prepare(
-    context: WorkerContext, lease: ExportLease, job: JobRow, suite: SuiteRow, trained: ArtifactRow
-) -> Path:
-    run = context.runs_dir / lease.job_id / f"{lease.name}-attempt-{lease.attempt}"
+    context: WorkerContext,
+    lease: ExportLease,
+    run: Path,
+    job: JobRow,
+    suite: SuiteRow,
+    trained: ArtifactRow,
+) -> None:
     run.mkdir(parents=True)
     spec = _export_spec(
         lease,
@@ -75,7 +87,6 @@ def _prepare(
     )
     (run / SPEC).write_text(spec.model_dump_json(indent=1))
     shutil.copyfile(context.storage.path(trained.sha256), run / INPUT)
-    return run
 
 
 def _export_spec(

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import structlog
+from sqlalchemy.exc import OperationalError
 
 from app.artifacts import repository as artifacts
 from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
@@ -18,7 +19,7 @@ from dressage.spec.job import JobSpec
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.files import store_files
-from worker.supervisor.outcome import Outcome, last_lines, read_outcome
+from worker.supervisor.outcome import Outcome, last_lines, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
 from worker.supervisor.store_events import store_events
@@ -47,22 +48,28 @@ async def run_next_job(context: WorkerContext) -> bool:
         suite = await session.get_one(SuiteRow, job.suite_id)
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, attempt=lease.attempt):
         log.info("job.claimed")
-        run = _prepare(context, lease, JobSpec.model_validate(job.spec), suite)
+        run = context.runs_dir / lease.job_id / f"attempt-{lease.attempt}"
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
-            await _run(context, sessions, lease, run)
+            try:
+                _prepare(context, lease, run, JobSpec.model_validate(job.spec), suite)
+                await _run(context, sessions, lease, run)
+            except (StaleLease, OperationalError):
+                raise
+            except Exception as error:
+                log.exception("job.not_settled")
+                await _fail(sessions, lease, run, outcome_of(error))
     return True
 
 
-def _prepare(context: WorkerContext, lease: Lease, spec: JobSpec, suite: SuiteRow) -> Path:
+def _prepare(
+    context: WorkerContext, lease: Lease, run: Path, spec: JobSpec, suite: SuiteRow
+) -> None:
     """Lay out the run directory. Each attempt has its own: two can never write to one."""
-    root = context.runs_dir / lease.job_id
-    earlier = [root / f"attempt-{number}" for number in range(1, lease.attempt)]
-    run = root / f"attempt-{lease.attempt}"
+    earlier = [run.with_name(f"attempt-{number}") for number in range(1, lease.attempt)]
     run.mkdir(parents=True)
     run_spec = RunSpec(job=spec, previous=tuple(str(path) for path in earlier if path.is_dir()))
     (run / SPEC).write_text(run_spec.model_dump_json(indent=1))
     shutil.copyfile(context.storage.path(suite.storage_key), run / SUITE)
-    return run
 
 
 async def _run(context: WorkerContext, sessions: Sessions, lease: Lease, run: Path) -> None:

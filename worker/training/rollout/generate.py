@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from dressage.spec.status import Reason
+from worker.training.failures import RunFailure
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -61,6 +64,14 @@ class TransformersGenerator:
                     eos_token_id=sorted(self.end_ids),
                     **sampling,
                 )
+        except RuntimeError as error:
+            if "probability tensor" not in str(error):
+                raise
+            raise RunFailure(
+                Reason.NUMERICAL_ERROR,
+                "the model's probabilities are not numbers; its weights are broken, or overflow in "
+                "this dtype",
+            ) from error
         finally:
             self._model.train(was_training)
         rows = out[:, longest:].tolist()

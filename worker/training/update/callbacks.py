@@ -3,7 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import TrainerCallback
+
+from dressage.spec.status import Reason
+from worker.training.failures import RunFailure
 
 
 class EverySteps(TrainerCallback):
@@ -16,3 +20,19 @@ class EverySteps(TrainerCallback):
         """Call it if it is time."""
         if state.global_step % self._every == 0 and state.global_step < state.max_steps:
             self._action(state.global_step)
+
+
+class FiniteGradients(TrainerCallback):
+    """Ends the run before a gradient that is not a number reaches the weights."""
+
+    def on_pre_optimizer_step(
+        self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
+    ) -> None:
+        """Look at all gradients at once."""
+        norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        if norms and not torch.isfinite(torch.stack(norms)).all():
+            raise RunFailure(
+                Reason.NUMERICAL_ERROR,
+                f"a gradient is not a number at step {state.global_step + 1}; lower the learning "
+                "rate, or train in float32",
+            )

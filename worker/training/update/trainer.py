@@ -29,6 +29,7 @@ from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
+from worker.training.update.callbacks import FiniteGradients
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class JobTrainer(GRPOTrainer):
             processing_class=tokenizer,
             peft_config=lora_config(spec),
             rollout_func=self._play,
-            callbacks=[EventCallback(run)],
+            callbacks=[EventCallback(run), FiniteGradients()],
         )
         self.remove_callback(PrinterCallback)
 
@@ -143,17 +144,6 @@ class JobTrainer(GRPOTrainer):
         values |= {f"stop/{reason}": count / len(episodes) for reason, count in stops.items()}
         for name, value in values.items():
             self._metrics["train"][name].append(value)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One forward and backward pass; a loss that is not a number ends the run."""
-        loss = super().training_step(*args, **kwargs)
-        if not math.isfinite(loss.item()):
-            raise RunFailure(
-                Reason.NUMERICAL_ERROR,
-                f"the loss became {loss.item()} at step {self.state.global_step + 1}; lower the "
-                "learning rate, or train in float32",
-            )
-        return loss
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)

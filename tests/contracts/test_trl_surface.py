@@ -1,0 +1,55 @@
+"""What we rely on in TRL beyond its documentation. Fails when an upgrade changes it."""
+
+import inspect
+
+import trl
+from trl import GRPOTrainer
+from trl.chat_template_utils import add_response_schema, parse_response
+
+from worker.training.update.trainer import JobTrainer, grpo_config
+
+
+def test_the_version_is_the_one_we_read():
+    assert trl.__version__ == "1.16.0"
+
+
+def test_the_methods_we_override_are_there_and_called():
+    assert "_generate_and_score_completions" in vars(GRPOTrainer)
+    prepare = inspect.getsource(GRPOTrainer._prepare_inputs)
+    assert "self._generate_and_score_completions(generation_batch)" in prepare
+    assert "def _save_checkpoint(self, model, trial)" in inspect.getsource(GRPOTrainer)
+    assert set(vars(JobTrainer)) & set(vars(GRPOTrainer)) == {
+        *("__init__", "__module__", "__doc__"),
+        *("_generate_and_score_completions", "_save_checkpoint"),
+    }
+
+
+def test_the_rollout_function_gets_prompts_and_trainer_and_may_mask():
+    generate = inspect.getsource(GRPOTrainer._generate)
+    assert "self.rollout_func(prompts, self)" in generate
+    assert 'extra_fields.pop("env_mask", None)' in generate
+
+
+def test_dropped_rewards_have_no_advantage():
+    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
+    assert "advantages = torch.nan_to_num(advantages, nan=0.0)" in source
+
+
+def test_response_parsing_takes_a_prefix():
+    assert list(inspect.signature(parse_response).parameters) == [
+        *("tokenizer", "ids", "prefix", "tools"),
+    ]
+    assert callable(add_response_schema)
+
+
+def test_our_configuration_is_what_trl_runs(tmp_path):
+    from dressage.spec.training import TrainingSpec
+
+    spec = TrainingSpec(batch_size=4, gradient_accumulation=2, num_generations=8, save_steps=3)
+    config = grpo_config(spec, tmp_path, use_cpu=True)
+    assert config.generation_batch_size == 8
+    assert config.steps_per_generation == 2
+    assert (config.save_strategy, config.save_steps) == ("steps", 3)
+    assert (config.learning_rate, config.temperature, config.top_k) == (1e-5, 0.8, 0)
+    assert (config.bf16, config.gradient_checkpointing) == (False, False)
+    assert config.mask_truncated_completions is True

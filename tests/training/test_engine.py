@@ -1,0 +1,130 @@
+import pytest
+
+from dressage.sandbox.pool import SandboxPool
+from dressage.spec.event import TokenRole
+from dressage.spec.suite import Case
+from worker.training.rollout.engine import EpisodeLimits, RolloutEngine
+from worker.training.rollout.episode import StopReason
+from worker.training.rollout.template import ConversationTemplate
+
+CODE = '''
+from dressage.authoring import function_tool
+
+@function_tool
+def double(n: int) -> dict:
+    """Double."""
+    return {"is": 2 * n}
+
+@function_tool
+def fail(n: int) -> str:
+    """Fail."""
+    raise RuntimeError(f"no {n}")
+
+@function_tool
+def long(n: int) -> str:
+    """Say much."""
+    return "word " * n
+'''
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "tools.py").write_text(CODE)
+    pool = SandboxPool(folder, size=2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def play(tokenizer, sandbox):
+    """Play one episode in which the model says the given texts, turn by turn."""
+
+    def go(*says, completion_tokens=400, tool_iterations=3, ends=True):
+        template = ConversationTemplate(tokenizer, sandbox.tools)
+        engine = RolloutEngine(
+            template=template,
+            instructions="Be brief.",
+            sandbox=sandbox,
+            limits=EpisodeLimits(completion_tokens, tool_iterations, 5.0, 1000),
+        )
+        turns = iter(says)
+        end = tokenizer.eos_token_id
+
+        def generate(prompts, limits, seed):
+            ids = tokenizer(next(turns))["input_ids"] + ([end] if ends else [])
+            return [ids[: limits[0]]]
+
+        case = Case(id="c", input="question")
+        (episode,) = engine.play([(case, 0)], generate, frozenset([end]), seed=1)
+        assert len(episode.completion_ids) == len(episode.roles)
+        return episode
+
+    return go
+
+
+def call(name, **arguments):
+    import json
+
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def tool_messages(episode):
+    return [m["content"] for m in episode.messages if m["role"] == "tool"]
+
+
+def test_an_answer_without_tools_is_one_turn(play):
+    episode = play("The answer is 4.")
+    assert episode.stop_reason is StopReason.COMPLETED
+    assert episode.final_text == "The answer is 4."
+    assert [m["role"] for m in episode.messages] == ["system", "user", "assistant"]
+    assert set(episode.roles) == {TokenRole.ACTION}
+
+
+def test_a_tool_result_reaches_the_model_as_json(play):
+    episode = play(call("double", n=4), "8")
+    assert tool_messages(episode) == ['{"is": 8}']
+    assert episode.final_text == "8"
+    assert episode.tool_calls[0].result == '{"is": 8}'
+
+
+def test_several_calls_of_one_turn_keep_their_order(play):
+    episode = play(call("double", n=1) + "\n" + call("fail", n=2) + "\n" + call("double", n=3), "x")
+    assert tool_messages(episode) == ['{"is": 2}', '{"error": "RuntimeError: no 2"}', '{"is": 6}']
+    assert episode.tool_failures == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (call("teleport", n=1), "there is no tool 'teleport'; the tools are: double, fail, long"),
+        (call("double", m=1), "arguments do not fit double"),
+        (call("double", n="many"), "arguments do not fit double"),
+    ],
+)
+def test_a_wrong_call_is_an_error_the_model_can_read(play, text, error):
+    episode = play(text, "sorry")
+    assert error in tool_messages(episode)[0]
+    assert episode.stop_reason is StopReason.COMPLETED
+    assert episode.tool_failures == 1
+
+
+def test_the_number_of_returns_to_the_model_is_limited(play):
+    episode = play(*[call("double", n=1)] * 3, tool_iterations=2)
+    assert episode.stop_reason is StopReason.MAX_TOOL_ITERATIONS
+    assert len(tool_messages(episode)) == 2
+    assert episode.final_text == ""
+
+
+def test_an_unfinished_turn_is_truncated(play):
+    episode = play("one two three four five six seven", completion_tokens=4, ends=False)
+    assert episode.truncated
+    assert len(episode.completion_ids) == 4
+
+
+def test_a_result_that_leaves_no_room_is_not_shown(play):
+    episode = play(call("long", n=150), completion_tokens=120)
+    assert episode.truncated
+    assert tool_messages(episode) == []
+    assert len(episode.completion_ids) <= 120
+    assert set(episode.roles) == {TokenRole.ACTION}

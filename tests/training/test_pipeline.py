@@ -1,0 +1,261 @@
+"""Real GRPO steps on the tiny model."""
+
+import json
+import shutil
+import tarfile
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from dressage.spec.status import Reason
+from tests.conftest import TINY_MODEL
+from tests.training.conftest import events_of
+from worker.training.checkpoints import newest_complete
+from worker.training.failures import RunFailure
+from worker.training.pipeline import run_job
+from worker.training.run_dir import MANIFEST
+from worker.training.update.trainer import JobTrainer
+
+
+def weights(run):
+    return load_file(run.path / "final" / "adapter_model.safetensors")
+
+
+def test_a_run_leaves_everything_behind(make_run):
+    run = make_run()
+    run_job(run)
+
+    statuses = [event["status"] for event in events_of(run, "status")]
+    assert statuses == ["preparing", "training", "evaluating"]
+    evaluations = events_of(run, "evaluation")
+    assert [e["name"] for e in evaluations] == ["before", "after"]
+    assert evaluations[0]["passed"].keys() == evaluations[1]["passed"].keys()
+    assert [m["step"] for m in events_of(run, "metrics")] == [1, 2]
+    assert events_of(run, "progress")[-1] == {"step": 2, "total_steps": 2}
+
+    rollouts = events_of(run, "rollout")
+    trained = [r for r in rollouts if r["phase"] == "train"]
+    held_out = {r["case_id"] for r in rollouts if r["phase"] == "before"}
+    assert len(trained) == 2 * 8
+    assert not held_out & {r["case_id"] for r in trained}
+    for rollout in rollouts:
+        assert len(rollout["token_ids"]) == len(rollout["roles"])
+        assert rollout["roles"].lstrip("p")[0] == "a"
+    assert any("o" in r["roles"] for r in rollouts)
+    for group in (trained[at : at + 4] for at in range(0, 16, 4)):
+        assert len({r["case_id"] for r in group}) == 1
+        assert [r["index"] for r in group] == [0, 1, 2, 3]
+        assert sum(r["advantage"] for r in group) == pytest.approx(0, abs=1e-4)
+
+    manifest = json.loads((run.path / MANIFEST).read_text())
+    assert manifest["files"][0]["name"] == "adapter.tar"
+    assert manifest["result"]["steps"] == 2
+    assert manifest["result"]["gain"]["count"] == 1
+    with tarfile.open(run.artifacts / "adapter.tar") as archive:
+        names = set(archive.getnames())
+    assert {
+        "adapter/adapter_config.json",
+        "adapter/adapter_model.safetensors",
+        "adapter/tokenizer.json",
+        "adapter/chat_template.jinja",
+    } <= names
+
+
+def test_without_lora_the_whole_model_is_saved(make_run):
+    run = make_run(training={"lora": None, "max_steps": 1})
+    run_job(run)
+    model = AutoModelForCausalLM.from_pretrained(run.path / "final")
+    assert sum(p.numel() for p in model.parameters()) > 2_000_000
+    assert (run.artifacts / "model.tar").is_file()
+
+
+SAME_FOR_ALL = (
+    "from dressage.authoring import measure, pass_reason\n\n"
+    '@measure\ndef generous(context):\n    return pass_reason("always")\n'
+)
+
+
+def test_equal_rewards_change_nothing(make_run):
+    run = make_run(code={"generous.py": SAME_FOR_ALL}, rewards=[{"measure": "generous"}])
+    run_job(run)
+    assert all(r["advantage"] == 0 for r in events_of(run, "rollout") if r["phase"] == "train")
+    assert events_of(run, "metrics")[0]["values"]["groups/no_spread"] == 1.0
+    # LoRA's B starts at zero, and stays there without a gradient.
+    assert all(t.abs().max() == 0 for name, t in weights(run).items() if "lora_B" in name)
+
+
+SECRET = '''
+import hashlib
+from dressage.authoring import fail_reason, function_tool, measure, pass_reason
+
+def stamp(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+@function_tool
+def calculate(expression: str) -> str:
+    """Evaluate arithmetic.
+
+    Args:
+        expression: The expression.
+    """
+    return stamp(expression)
+
+@measure
+def called_for_real(context):
+    for call in context.tool_calls:
+        if call.result == stamp(call.arguments["expression"]):
+            return pass_reason("the tool's own stamp")
+    return fail_reason("no stamp")
+'''
+
+
+def test_a_reward_proves_that_the_tool_was_really_called(make_run):
+    run = make_run(code={"tools.py": SECRET}, rewards=[{"measure": "called_for_real"}])
+    run_job(run)
+    rollouts = events_of(run, "rollout")
+    stamped = [r for r in rollouts if any(m["role"] == "tool" for m in r["messages"])]
+    assert stamped
+    assert all(
+        (r["reward"] == 1.0) == any(m["role"] == "tool" for m in r["messages"]) for r in rollouts
+    )
+
+
+def test_a_run_taken_up_at_its_checkpoint_ends_with_the_same_weights(make_run):
+    training = {"max_steps": 4, "save_steps": 2, "lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
+    whole = make_run("whole", training=training)
+    run_job(whole)
+
+    first = make_run("first", training={**training, "save_steps": 2})
+    run_job(first)
+    # What a kill after step 3 leaves behind: no result, and a newest checkpoint cut off.
+    (first.checkpoints / "checkpoint-4" / "complete.json").unlink()
+    second = make_run("second", training=training, previous=[first.path])
+    run_job(second)
+
+    steps = {r["step"] for r in events_of(second, "rollout") if r["phase"] == "train"}
+    assert steps == {3, 4}
+
+    def drawn(run):
+        return [
+            (r["id"], r["token_ids"])
+            for r in events_of(run, "rollout")
+            if r["phase"] == "train" and r["step"] > 2
+        ]
+
+    assert drawn(second) == drawn(whole)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(second)[name]), name
+    assert [e["name"] for e in events_of(second, "evaluation")] == ["after"]
+
+
+def test_a_damaged_checkpoint_is_passed_over(make_run):
+    run = make_run(training={"max_steps": 2, "save_steps": 1})
+    run_job(run)
+    assert newest_complete((run.path,)).name == "checkpoint-2"
+    victim = run.checkpoints / "checkpoint-2" / "adapter_model.safetensors"
+    victim.write_bytes(victim.read_bytes()[:-10])
+    assert newest_complete((run.path,)).name == "checkpoint-1"
+
+
+def test_a_measure_that_always_raises_ends_the_run_by_name(make_run):
+    code = (
+        "from dressage.authoring import measure\n\n@measure\ndef bad(context):\n    return 1 / 0\n"
+    )
+    run = make_run(code={"bad.py": code}, rewards=[{"measure": "bad"}])
+    with pytest.raises(RunFailure) as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.USER_CODE_ERROR
+    assert caught.value.message == (
+        "the measure 'bad' fails on every rollout: ZeroDivisionError: division by zero"
+    )
+
+
+def test_a_measure_that_raises_sometimes_drops_groups_and_counts_them(make_run):
+    code = (
+        "from dressage.authoring import measure, pass_reason\n\n@measure\ndef moody(context):\n"
+        "    if len(context.final.text) % 2:\n        raise ValueError('odd')\n"
+        "    return pass_reason('even')\n"
+    )
+    run = make_run(
+        code={"moody.py": code}, rewards=[{"measure": "moody"}], evaluation={"holdout": 0.2}
+    )
+    run_job(run)
+    values = [m["values"] for m in events_of(run, "metrics")]
+    assert sum(v["measures/moody/failed"] for v in values) > 0
+    assert any(v["groups/dropped"] > 0 for v in values)
+    dropped = [r for r in events_of(run, "rollout") if r["reward"] is None]
+    assert dropped
+    assert all(r["advantage"] in (0, None) for r in dropped)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("import os; os._exit(9)", "the process ended during the call"),
+        ("while True: pass", "no result within 0.2 seconds"),
+        ("raise ValueError('no luck')", "ValueError: no luck"),
+        ("return 'x' * 5_000_000", None),
+    ],
+)
+def test_bad_tools_are_data_and_training_goes_on(make_run, body, error):
+    code = (
+        "from dressage.authoring import function_tool\n\n@function_tool\n"
+        "def calculate(expression: str) -> str:\n"
+        '    """Evaluate arithmetic.\n\n    Args:\n        expression: The expression.\n    """\n'
+        f"    {body}\n"
+    )
+    training = {"tool_timeout": 0.2, "max_steps": 1, "max_completion_length": 200}
+    run = make_run(code={"tools.py": code}, training={**training, "max_tool_output": 64})
+    run_job(run)
+    texts = {
+        message["content"]
+        for rollout in events_of(run, "rollout")
+        for message in rollout["messages"]
+        if message["role"] == "tool"
+    }
+    cut = "x" * 64 + "\n[truncated: 4999936 more characters]"
+    assert texts == {json.dumps({"error": error}) if error else cut}
+    failed_share = events_of(run, "metrics")[0]["values"]["tools/failed_share"]
+    assert failed_share == (1.0 if error else 0.0)
+
+
+def test_a_missing_model_has_its_reason(make_run, job_spec):
+    run = make_run(agent={**job_spec["agent"], "model": "Org/Nothing"})
+    with pytest.raises(RunFailure) as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.MODEL_NOT_FOUND
+    assert "Org/Nothing" in caught.value.message
+
+
+def test_a_model_whose_weights_are_no_numbers_stops_the_run(make_run):
+    run = make_run()
+    model = AutoModelForCausalLM.from_pretrained(TINY_MODEL)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    broken = run.path / "broken"
+    shutil.copytree(TINY_MODEL, broken)
+    model.save_pretrained(broken)
+    spec = run.spec()
+    agent = spec.job.agent.model_copy(update={"model": str(broken)})
+    job = spec.job.model_copy(update={"agent": agent})
+    (run.path / "spec.json").write_text(spec.model_copy(update={"job": job}).model_dump_json())
+    with pytest.raises(RunFailure) as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.NUMERICAL_ERROR
+
+
+def test_a_gradient_that_is_no_number_never_reaches_the_weights(make_run, monkeypatch):
+    compute = JobTrainer.compute_loss
+
+    def overflow(self, *args, **kwargs):
+        loss = compute(self, *args, **kwargs)
+        return loss * float("inf") if self.state.global_step == 1 else loss
+
+    monkeypatch.setattr(JobTrainer, "compute_loss", overflow)
+    run = make_run(training={"max_steps": 4, "save_steps": 1})
+    with pytest.raises(RunFailure, match="not a number at step 2") as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.NUMERICAL_ERROR
+    assert newest_complete((run.path,)).name == "checkpoint-1"

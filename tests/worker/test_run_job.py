@@ -1,0 +1,211 @@
+"""Claim → spawn → relay → settle, with a scripted child and a real database."""
+
+import asyncio
+import json
+import subprocess
+import threading
+import time
+
+import psycopg
+import pytest
+
+from app.storage import Storage
+from worker.supervisor.context import WorkerContext
+from worker.supervisor.run_job import run_next_job
+
+
+@pytest.fixture
+def context(settings):
+    return WorkerContext(
+        worker_id="test-worker",
+        gpus=0,
+        database_url=settings.sqlalchemy_url,
+        storage=Storage(settings.storage_dir),
+        runs_dir=settings.runs_dir,
+        lease_seconds=5,
+        stopping=threading.Event(),
+        training_module="tests.worker.scripted_trainer",
+    )
+
+
+@pytest.fixture
+def submit(api, suite, job_spec):
+    def go(name, **changes):
+        response = api.post("/jobs", json={**job_spec, "name": name, **changes})
+        assert response.status_code == 201, response.text
+        return response.json()["id"]
+
+    return go
+
+
+def work(context):
+    return asyncio.run(run_next_job(context))
+
+
+def events(api, job_id, type_=None):
+    found, cursor = [], None
+    while True:
+        params = {"limit": 1000, "type": type_, "cursor": cursor}
+        page = api.get(
+            f"/jobs/{job_id}/events", params={k: v for k, v in params.items() if v}
+        ).json()
+        found += page["items"]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            return found
+
+
+def statuses(api, job_id):
+    return [event["data"]["status"] for event in events(api, job_id, "status")]
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")
+
+
+def running(marker):
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    return any(line.strip() == marker for line in listed.stdout.splitlines())
+
+
+def test_a_run_that_succeeds(api, context, submit):
+    job_id = submit("ok")
+    assert work(context) is True
+    assert work(context) is False
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("succeeded", "completed")
+    assert job["result"] == {"final_loss": 0.5}
+    assert job["progress"]["step"] == 1
+    assert statuses(api, job_id) == [
+        *("queued", "preparing", "training", "evaluating", "exporting", "succeeded"),
+    ]
+    numbers = [event["seq"] for event in events(api, job_id)]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_downloads_are_checked_and_resumable(api, context, submit):
+    job_id = submit("ok")
+    work(context)
+    (artifact,) = api.get(f"/jobs/{job_id}/artifacts").json()
+    url = f"/jobs/{job_id}/artifacts/adapter.tar"
+    whole = api.get(url)
+    assert len(whole.content) == artifact["size"]
+    assert whole.headers["etag"] == f'"{artifact["sha256"]}"'
+    assert whole.headers["x-checksum-sha256"] == artifact["sha256"]
+    assert 'filename="adapter.tar"' in whole.headers["content-disposition"]
+    part = api.get(url, headers={"Range": "bytes=100-199"})
+    assert part.status_code == 206
+    assert part.content == whole.content[100:200]
+    assert api.get(url, headers={"Range": "bytes=999999999-"}).status_code == 416
+    assert api.get(f"/jobs/{job_id}/artifacts/other").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("script", "reason", "message"),
+    [
+        ("user error", "user_code_error", "your measure is broken"),
+        ("segfault", "internal_error", "signal 11"),
+        ("killed", "out_of_memory", "memory"),
+    ],
+)
+def test_a_child_that_fails_gives_its_reason(api, context, submit, script, reason, message):
+    job_id = submit(script, exports=[{"type": "gguf"}])
+    work(context)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", reason)
+    assert message in job["message"]
+    assert job["exports"][0]["status"] == "cancelled"
+
+
+def test_the_last_output_of_a_crashed_child_is_kept(api, context, submit):
+    job_id = submit("segfault")
+    work(context)
+    logs = api.get(f"/jobs/{job_id}/logs").json()["items"]
+    assert "last words" in logs[-1]["data"]["message"]
+
+
+def test_a_torn_line_is_a_warning(api, context, submit):
+    job_id = submit("torn line")
+    work(context)
+    warnings = events(api, job_id, "warning")
+    assert "this is no event" in warnings[0]["data"]["message"]
+    assert api.get(f"/jobs/{job_id}").json()["status"] == "succeeded"
+
+
+def test_a_flood_of_events_arrives_whole_and_in_order(api, context, submit):
+    job_id = submit("flood")
+    work(context)
+    messages = [event["data"]["message"] for event in events(api, job_id, "log")]
+    assert messages == [str(n) for n in range(20_000)]
+
+
+def test_no_secret_of_the_service_reaches_the_child(api, context, submit, monkeypatch):
+    monkeypatch.setenv("DRESSAGE_DATABASE_URL", "postgresql://s3cr3t")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    job_id = submit("environment")
+    work(context)
+    (log,) = events(api, job_id, "log")
+    assert "s3cr3t" not in log["data"]["message"]
+    assert "PATH" in json.loads(log["data"]["message"])
+
+
+@pytest.fixture
+def busy(api, context, submit):
+    """Start a job that hangs, in a thread, and wait until its child runs."""
+
+    def go(script):
+        job_id = submit(script)
+        thread = threading.Thread(target=work, args=(context,))
+        thread.start()
+        wait_for(lambda: events(api, job_id, "log"))
+        assert running("sleep 876.5")
+        return job_id, thread
+
+    return go
+
+
+@pytest.mark.parametrize("script", ["hang", "hang stubbornly"])
+def test_cancel_ends_a_hanging_child_and_all_it_started(api, busy, script):
+    job_id, thread = busy(script)
+    assert api.post(f"/jobs/{job_id}/cancel").json()["status"] == "cancelling"
+    thread.join(15)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("cancelled", "cancelled_by_user")
+    assert not running("sleep 876.5")
+
+
+def test_a_worker_that_stops_gives_its_job_back(api, context, busy):
+    job_id, thread = busy("hang")
+    context.stopping.set()
+    thread.join(15)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert job["status"] == "queued"
+    assert "stopped" in job["message"]
+    assert not running("sleep 876.5")
+
+
+def test_a_worker_whose_lease_was_taken_kills_its_child_and_writes_nothing(api, busy, database_url):
+    job_id, thread = busy("hang")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE attempts SET ended_at = now(), outcome = 'lost'")
+    before = events(api, job_id)
+    thread.join(15)
+    assert not thread.is_alive()
+    assert not running("sleep 876.5")
+    assert events(api, job_id) == before
+    assert api.get(f"/jobs/{job_id}").json()["status"] == "training"
+
+
+def test_a_corrupt_file_is_never_registered(api, context, submit):
+    job_id = submit("corrupt")
+    work(context)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["artifacts"]) == ("failed", [])
+    assert job["reason"] == "internal_error"
+    assert "adapter.tar" in job["message"]
