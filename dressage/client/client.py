@@ -54,8 +54,8 @@ class Client:
 
     def push_suite(self, suite: Suite | Path | str, name: str) -> SuiteInfo:
         """Upload a suite object, a folder, or a file as it is."""
-        if not isinstance(suite, Suite) and Path(suite).is_dir():
-            suite = Suite.from_path(suite)
+        if not isinstance(suite, Suite) and not Path(suite).is_file():
+            suite = Suite.from_path(suite)  # a folder; or nothing, which it explains
         if isinstance(suite, Suite):
             return self._push(suite.to_archive(), name, "application/zip")
         csv_text = str(suite).endswith(".csv")

@@ -128,7 +128,7 @@ def test_no_secret_of_the_service_reaches_user_code(pool, monkeypatch, tmp_path)
 
 def test_what_a_tool_started_ends_with_it(pool):
     pool.run([call("spawn")], timeout=0.5)
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert "sleep 987.25" not in listed.stdout
 
 

@@ -70,7 +70,7 @@ def wait_for(condition, seconds=20):
 
 
 def running(marker):
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     return any(line.strip() == marker for line in listed.stdout.splitlines())
 
 

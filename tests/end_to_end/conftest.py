@@ -1,0 +1,99 @@
+"""The whole service, as `dressage up` starts it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from dressage.client import Client
+
+DRESSAGE = (sys.executable, "-m", "dressage.cli.main")
+
+
+class Service:
+    """A running `dressage up` with short leases."""
+
+    def __init__(self, root):
+        self.root = root
+        self.data = root / "data"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        self.log = (self.root / "up.log").open("w")
+        self.process = subprocess.Popen(
+            [*DRESSAGE, "up", "--data-dir", str(self.data), "--port", str(self.port)],
+            stdout=self.log,
+            stderr=self.log,
+            env={**os.environ, "DRESSAGE_LEASE_SECONDS": "4"},
+        )
+        wait_for(lambda: "ready:" in self.output() or self.process.poll() is not None, 60)
+        assert self.process.poll() is None, self.output()
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    def output(self):
+        return (self.root / "up.log").read_text()
+
+    def pid(self, marker):
+        """The child of the supervisor whose command line has the marker."""
+        listed = subprocess.run(
+            ["ps", "--ppid", str(self.process.pid), "-ww", "-o", "pid=,args="],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        pids = [int(row.split()[0]) for row in listed.stdout.splitlines() if marker in row]
+        return pids[0] if pids else None
+
+    def dressage(self, *arguments):
+        """Run a command of ours against this service."""
+        return subprocess.run(
+            [*DRESSAGE, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "DRESSAGE_URL": self.url, "COLUMNS": "200"},
+        )
+
+
+@pytest.fixture(scope="module")
+def service():
+    root = Path(tempfile.mkdtemp(prefix="dressage-e2e-"))
+    root.chmod(0o711)
+    service = Service(root)
+    yield service
+    service.stop()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.url) as client:
+        yield client
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in time")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,231 @@
+"""POST → real training on the tiny model → files, through whatever dies on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import tarfile
+
+import psycopg
+import pytest
+import redis
+from transformers import AutoTokenizer
+
+from dressage.client import ApiError
+from dressage.spec.status import JobStatus
+from tests.conftest import ARITHMETIC, TINY_MODEL
+from tests.end_to_end.conftest import wait_for
+
+
+@pytest.fixture
+def spec(client, job_spec):
+    client.push_suite(ARITHMETIC, "arithmetic")
+    return job_spec
+
+
+def finished(client, job_id, seconds=120):
+    def ended():
+        job = client.job(job_id)
+        return job if job.finished_at else None
+
+    return wait_for(ended, seconds)
+
+
+def database(service):
+    return f"postgresql://dressage@/dressage?host={service.data}/run&port=5432"
+
+
+def attempts(service, job_id):
+    with psycopg.connect(database(service)) as connection:
+        return connection.execute(
+            "SELECT number, outcome, started_at, ended_at FROM attempts WHERE job_id = %s "
+            "ORDER BY number",
+            [job_id],
+        ).fetchall()
+
+
+def test_the_main_job(service, client, spec, tmp_path):
+    spec["exports"] = [{"type": "gguf", "quantization": "q8_0"}, {"type": "merged"}]
+    spec["training"] |= {"batch_size": 3, "num_generations": 4}
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(spec))
+    done = service.dressage("submit", str(path), "--watch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "adjusted training.gradient_accumulation: 1 → 4" in done.stdout
+    assert "evaluation after: pass rate" in done.stdout
+
+    job = client.jobs(name="small").items[0]
+    assert (job.status, job.reason) == (JobStatus.SUCCEEDED, "completed")
+    assert {export.name: export.status for export in job.exports} == {
+        "gguf-q8_0": "succeeded",
+        "merged": "succeeded",
+    }
+    assert job.result["steps"] == 2
+    metrics = client.metrics(job.id)
+    assert [row.step for row in metrics.items] == [1, 2]
+    assert "measures/correct_answer" in metrics.items[0].values
+    evaluations = client.evaluations(job.id)
+    assert [e.name for e in evaluations.items] == ["before", "after"]
+    assert evaluations.gain.count == job.result["gain"]["count"] == 8
+
+    events = list(client.follow(job.id))
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert list(client.follow(job.id, after=len(events) - 3)) == events[-3:]
+
+    rollout = client.rollouts(job.id, phase="train", limit=1).items[0]
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    prompt = rollout.token_ids[: rollout.roles.count("p")]
+    assert "Use the calculator." in tokenizer.decode(prompt)
+    assert rollout.verdicts[0].measure == "correct_answer"
+
+    done = service.dressage("pull", job.id, "--to", str(tmp_path / "files"))
+    assert done.returncode == 0, done.stderr
+    names = {file.name for file in (tmp_path / "files").iterdir() if file.is_file()}
+    assert names == {"adapter.tar", "merged.tar", "model-q8_0.gguf"}
+    assert (tmp_path / "files" / "adapter" / "adapter_config.json").is_file()
+    with tarfile.open(tmp_path / "files" / "merged.tar") as archive:
+        assert "merged/model.safetensors" in archive.getnames()
+    assert (tmp_path / "files" / "model-q8_0.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_killed_worker_loses_nothing(service, client, spec):
+    spec["training"] |= {"max_steps": 30, "save_steps": 2}
+    job_id = client.submit(spec).id
+    wait_for(lambda: client.job(job_id).progress.step >= 4)
+    worker = service.pid("-Q training")
+    children = f"worker.training {service.data}"
+    assert running(children)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not running(f"{job_id}/attempt-1"), 5)
+
+    job = finished(client, job_id)
+    assert (job.status, job.attempts) == (JobStatus.SUCCEEDED, 2)
+    (_, first, _, first_end), (_, second, second_start, _) = attempts(service, job_id)
+    assert (first, second) == ("lost", "succeeded")
+    assert first_end <= second_start  # never two owners
+    logs = [e.data["message"] for e in client.follow(job_id) if e.type == "log"]
+    assert any(message.startswith("continuing from checkpoint-") for message in logs)
+    assert [row.step for row in client.metrics(job_id).items] == list(range(1, 31))
+    assert not running(children)
+
+
+def test_a_wiped_broker_loses_nothing(service, client, spec):
+    spec["training"] |= {"max_steps": 10}
+    running_job = client.submit(spec).id
+    wait_for(lambda: client.job(running_job).progress.step >= 1)
+    broker = redis.Redis(unix_socket_path=str(service.data / "run" / "valkey.sock"))
+    waiting_job = client.submit({**spec, "name": "waiting"}).id
+    broker.flushall()
+    for job_id in (running_job, waiting_job):
+        job = finished(client, job_id)
+        assert (job.status, job.attempts) == (JobStatus.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("program", ["app.main", "valkey", "worker.scheduler", "bin/postgres"])
+def test_a_killed_program_comes_back_and_the_job_goes_on(service, client, spec, program):
+    spec["training"] |= {"max_steps": 12, "save_steps": 2}
+    job_id = client.submit(spec).id
+    wait_for(lambda: client.job(job_id).progress.step >= 1)
+    os.kill(service.pid(program), signal.SIGKILL)
+    wait_for(lambda: service.pid(program), 10)
+
+    def ended():
+        try:
+            job = client.job(job_id)
+        except Exception:  # noqa: BLE001  it is down for a moment
+            return None
+        return job if job.finished_at else None
+
+    job = wait_for(ended, 120)
+    assert job.status is JobStatus.SUCCEEDED
+    assert [row.step for row in client.metrics(job_id).items] == list(range(1, 13))
+
+
+def test_cancel_while_training(service, client, spec):
+    spec["training"] |= {"max_steps": 500}
+    job_id = client.submit(spec).id
+    wait_for(lambda: client.job(job_id).progress.step >= 1)
+    done = service.dressage("cancel", job_id)
+    assert done.stdout.strip() == f"{job_id} is cancelling"
+    job = finished(client, job_id, 10)
+    assert job.status is JobStatus.CANCELLED
+    wait_for(lambda: not running(f"{job_id}/attempt-1"), 5)
+    with pytest.raises(ApiError) as caught:
+        client.cancel(job_id)
+    assert (caught.value.status, caught.value.code) == (409, "job_already_finished")
+
+
+def test_a_hub_model_that_is_not_there_fails_with_its_reason(client, spec):
+    spec["agent"]["model"] = "Org/Nothing-GGUF:Q4_0"
+    job = finished(client, client.submit(spec).id)
+    assert (job.status, job.reason) == (JobStatus.FAILED, "model_not_found")
+    assert "'Org/Nothing'" in job.message
+
+
+def test_stopping_and_starting_again_keeps_everything(service, client, spec):
+    spec["training"] |= {"max_steps": 40, "save_steps": 2}
+    job_id = client.submit(spec).id
+    wait_for(lambda: client.job(job_id).progress.step >= 3)
+    service.stop()
+    assert not running(str(service.data))
+    service.start()
+    job = finished(client, job_id)
+    assert (job.status, job.attempts) == (JobStatus.SUCCEEDED, 2)
+    assert [a[1] for a in attempts(service, job_id)] == ["released", "succeeded"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("submit", "no-such-file.json"), 2, "No such file"),
+        (("watch", "job_nothing"), 1, "there is no job 'job_nothing'"),
+        (("pull", "job_nothing"), 1, "there is no job 'job_nothing'"),
+        (("suites", "push", "nowhere", "--name", "x"), 1, "no file or folder 'nowhere'"),
+        (("suites", "push", str(ARITHMETIC), "--name", "a b"), 1, "name: String should match"),
+    ],
+)
+def test_wrong_commands_get_sentences(service, arguments, code, sentence):
+    done = service.dressage(*arguments)
+    assert done.returncode == code
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_data_directory_in_use_is_refused(service):
+    done = service.dressage("up", "--data-dir", str(service.data), "--port", "0")
+    assert done.returncode == 1
+    assert "is in use by another `dressage up`" in done.stderr
+
+
+def test_a_port_in_use_is_refused(service, tmp_path):
+    done = service.dressage("up", "--data-dir", str(tmp_path / "d"), "--port", str(service.port))
+    assert done.returncode == 1
+    assert f"port {service.port} on 127.0.0.1 is in use" in done.stderr
+
+
+def test_other_machines_are_not_served_without_keys(service, tmp_path):
+    done = service.dressage("up", "--data-dir", str(tmp_path / "d"), "--host", "0.0.0.0")
+    assert done.returncode == 1
+    assert "listens on this machine alone" in done.stderr
+
+
+def test_servers_given_by_address_are_used_and_not_started(service, tmp_path):
+    done = service.dressage(
+        *("up", "--data-dir", str(tmp_path / "d"), "--port", "0"),
+        *("--database-url", "postgresql://x@127.0.0.1:1/x", "--redis-url", "redis://127.0.0.1:1"),
+    )
+    assert done.returncode == 1
+    assert "the database does not answer" in done.stderr
+    assert "starting postgres" not in done.stdout
+
+
+def test_nothing_answers_is_a_sentence():
+    from dressage.client import Client, ServiceUnreachable
+
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ServiceUnreachable, match="up"):
+        client.jobs()
+
+
+def running(marker):
+    listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
+    return any(marker in line for line in listed.stdout.splitlines())
