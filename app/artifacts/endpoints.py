@@ -3,6 +3,7 @@
 from fastapi import APIRouter
 from fastapi.responses import FileResponse
 
+from app import examples
 from app.artifacts import repository
 from app.dependencies import InTransaction, Parts, Team
 from app.exceptions import NotFound
@@ -12,7 +13,7 @@ from dressage.spec.artifact import Artifact
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 
-@router.get("")
+@router.get("", responses=examples.shown([examples.ARTIFACT]))
 async def list_artifacts(
     job_id: str, transaction: InTransaction, team: Team
 ) -> tuple[Artifact, ...]:

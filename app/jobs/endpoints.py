@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
+from app import examples
 from app.db.models import JobRow
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
 from app.exceptions import NotFound
@@ -33,7 +34,10 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
     "",
     status_code=201,
     response_model=Job | DryRun,
-    responses={200: {"model": Job | DryRun, "description": "Dry run, or a repeated key."}},
+    responses={
+        200: {"model": Job | DryRun, "description": "Dry run, or a repeated key."},
+        **examples.shown(examples.JOB, 201),
+    },
 )
 async def submit_job(
     spec: Annotated[JobSpec, Body(openapi_examples={"tool agent": {"value": EXAMPLE}})],
@@ -62,16 +66,19 @@ async def submit_job(
     return (await show(transaction.session, [job]))[0]
 
 
-@router.get("")
+@router.get("", responses=examples.shown(examples.page(examples.JOB, "17")))
 async def list_jobs(
     transaction: InTransaction,
     team: Team,
     position: Position,
     status: JobStatus | None = None,
     name: str | None = None,
+    of_team: Annotated[str | None, Query(alias="team")] = None,
     limit: Limit = 50,
 ) -> JobPage:
     """Jobs, newest first."""
+    if of_team not in (None, team):  # another team's jobs are none of this one's business
+        return JobPage(items=())
     rows = await repository.page(
         transaction.session, team, status=status, name=name, before=position, limit=limit
     )
@@ -79,14 +86,17 @@ async def list_jobs(
     return JobPage(items=await show(transaction.session, rows), next_cursor=following)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses=examples.shown(examples.JOB))
 async def get_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
     """One job."""
     job = await _existing(transaction, team, job_id)
     return (await show(transaction.session, [job]))[0]
 
 
-@router.post("/{job_id}/cancel")
+@router.post(
+    "/{job_id}/cancel",
+    responses=examples.shown({**examples.JOB, "status": "cancelling"}),
+)
 async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
     """End a job. Artifacts and history stay."""
     job = await service.cancel(transaction.session, team, job_id)
@@ -99,7 +109,10 @@ async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job
     responses={
         200: {
             "description": "A page, or a stream when `Accept` is `text/event-stream`.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {
+                "application/json": {"example": examples.page(examples.EVENT, "41")},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
         }
     },
 )
@@ -126,7 +139,7 @@ async def job_events(
     return await _event_page(transaction, job_id, after, limit, type)
 
 
-@router.get("/{job_id}/logs")
+@router.get("/{job_id}/logs", responses=examples.shown(examples.page(examples.LOG)))
 async def job_logs(
     job_id: str,
     transaction: InTransaction,
@@ -142,7 +155,14 @@ async def job_logs(
 @router.get(
     "/{job_id}/metrics",
     response_model=Metrics,
-    responses={200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+    responses={
+        200: {
+            "content": {
+                "application/json": {"example": {"items": [examples.METRICS_ROW]}},
+                "text/csv": {"schema": {"type": "string"}},
+            }
+        }
+    },
 )
 async def job_metrics(
     job_id: str, request: Request, transaction: InTransaction, team: Team
@@ -163,7 +183,7 @@ async def job_metrics(
     return metrics
 
 
-@router.get("/{job_id}/rollouts")
+@router.get("/{job_id}/rollouts", responses=examples.shown(examples.page(examples.ROLLOUT)))
 async def job_rollouts(
     job_id: str,
     transaction: InTransaction,
@@ -181,7 +201,10 @@ async def job_rollouts(
     return RolloutPage(items=tuple(map(repository.rollout_of, rows)), next_cursor=following)
 
 
-@router.get("/{job_id}/evaluations")
+@router.get(
+    "/{job_id}/evaluations",
+    responses=examples.shown({"items": [examples.EVALUATION], "gain": examples.GAIN}),
+)
 async def job_evaluations(job_id: str, transaction: InTransaction, team: Team) -> Evaluations:
     """Held-out evaluations, and what training gained."""
     job = await _existing(transaction, team, job_id)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from app import examples
 from app.db.models import SuiteRow
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
 from app.exceptions import InvalidRequest, NotFound
@@ -34,7 +35,10 @@ UPLOAD: dict[str, Any] = {
     "",
     status_code=201,
     openapi_extra=UPLOAD,
-    responses={200: {"model": SuiteInfo, "description": "This content is stored already."}},
+    responses={
+        200: {"model": SuiteInfo, "description": "This content is stored already."},
+        **examples.shown(examples.SUITE, 201),
+    },
 )
 async def upload_suite(
     request: Request,
@@ -74,7 +78,7 @@ async def upload_suite(
     return repository.suite_view(row)
 
 
-@router.get("")
+@router.get("", responses=examples.shown(examples.page(examples.SUITE)))
 async def list_suites(
     transaction: InTransaction,
     team: Team,
@@ -88,13 +92,13 @@ async def list_suites(
     return SuitePage(items=tuple(map(repository.suite_view, rows)), next_cursor=following)
 
 
-@router.get("/{reference}")
+@router.get("/{reference}", responses=examples.shown(examples.SUITE))
 async def get_suite(reference: Reference, transaction: InTransaction, team: Team) -> SuiteInfo:
     """One suite, with the tools and measures found in its code."""
     return repository.suite_view(await _existing(transaction, team, reference))
 
 
-@router.get("/{reference}/cases")
+@router.get("/{reference}/cases", responses=examples.shown(examples.page(examples.CASE, "50")))
 async def list_cases(
     reference: Reference,
     transaction: InTransaction,

@@ -182,9 +182,7 @@ def test_a_finished_jobs_stream_replays_and_ends(api, suite, job_spec):
     assert stream(**{"Last-Event-ID": "2"}) == [*whole[4:], "event: end"]
 
 
-def test_openapi_has_an_example_job_that_is_valid(api):
-    from dressage.spec.job import JobSpec
-
-    body = api.get("/openapi.json").json()["paths"]["/jobs"]["post"]["requestBody"]
-    (example,) = body["content"]["application/json"]["examples"].values()
-    JobSpec.model_validate(example["value"])
+def test_another_teams_jobs_are_not_listed(api, suite, job_spec):
+    post(api, job_spec)
+    assert len(api.get("/jobs", params={"team": "default"}).json()["items"]) == 1
+    assert api.get("/jobs", params={"team": "other"}).json()["items"] == []

@@ -25,6 +25,11 @@ def test_tools_and_measures_are_found_in_the_code(suite, api):
     assert suite["case_count"] == 384
     assert [tool["name"] for tool in suite["tools"]] == ["calculate"]
     assert suite["measures"] == ["correct_answer"]
+    # A chat template renders keys in their order: it must be the one the trainer uses.
+    assert json.dumps(suite["tools"][0]["parameters"]) == (
+        '{"type": "object", "properties": {"expression": {"description": "The expression.", '
+        '"type": "string"}}, "required": ["expression"]}'
+    )
     assert api.get(f"/suites/{suite['id']}").json() == suite
     assert api.get("/suites/arithmetic@1").json() == suite
     assert api.get("/suites/arithmetic").json() == suite

@@ -1,6 +1,7 @@
 """Everything the service documents, thrown at it: no answer may be a 5xx or undocumented."""
 
 import hypothesis
+import jsonschema
 import schemathesis
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
@@ -32,3 +33,27 @@ def test_no_request_breaks_the_service(settings, suite):
 
         attack()
     assert {"POST /jobs", "POST /suites", "GET /jobs/{job_id}/events"} <= tried
+
+
+def test_every_route_shows_an_example_that_its_schema_accepts(api):
+    document = api.get("/openapi.json").json()
+    validator = jsonschema.Draft202012Validator(document)
+    without = []
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            bodies = [
+                operation.get("requestBody", {}),
+                *(v for code, v in operation["responses"].items() if code in ("200", "201")),
+            ]
+            contents = [b["content"]["application/json"] for b in bodies if _is_json(b)]
+            shown = [(c, c["example"]) for c in contents if "example" in c]
+            shown += [(c, e["value"]) for c in contents for e in c.get("examples", {}).values()]
+            for content, example in shown:
+                validator.evolve(schema={**document, **content["schema"]}).validate(example)
+            if contents and not shown and not path.endswith("z"):
+                without.append(f"{method} {path}")
+    assert without == []
+
+
+def _is_json(body):
+    return "application/json" in body.get("content", {})

@@ -4,6 +4,7 @@ import sys
 import psycopg
 import pytest
 
+from app.db import migrate
 from tests.conftest import ROOT, service_environment
 
 
@@ -63,3 +64,9 @@ def test_a_database_that_does_not_answer_is_a_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("the database does not answer: ")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_database_that_is_too_old_is_a_sentence(database_url, monkeypatch):
+    monkeypatch.setattr(migrate, "OLDEST_POSTGRES", 99)
+    with pytest.raises(SystemExit, match="PostgreSQL 18 is too old; 99 or newer is needed"):
+        migrate.migrate(database_url)

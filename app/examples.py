@@ -1,0 +1,134 @@
+"""What the API documentation shows for each route. A test holds them against the models."""
+
+from typing import Any
+
+from dressage.spec.job import EXAMPLE
+
+TIME = "2026-11-02T09:30:00Z"
+SUITE = {
+    "id": "suite_5f0c7d9e1b2a4c6d8e0f",
+    "team": "default",
+    "name": "arithmetic",
+    "version": 3,
+    "content_hash": "9f2c5f2d1e0b7a4c8d6e3f1a2b5c7d9e0f1a3b5c7d9e1f2a4b6c8d0e2f4a6b8c",
+    "case_count": 384,
+    "tools": [
+        {
+            "name": "calculate",
+            "description": "Evaluate arithmetic.",
+            "parameters": {
+                "type": "object",
+                "properties": {"expression": {"description": "The expression.", "type": "string"}},
+                "required": ["expression"],
+            },
+        }
+    ],
+    "measures": ["correct_answer"],
+    "created_at": TIME,
+}
+ADJUSTMENT = {
+    "field": "suite",
+    "requested": "arithmetic",
+    "effective": "arithmetic@3",
+    "reason": "a job runs on one exact version",
+}
+EFFECTIVE = {**EXAMPLE, "suite": "arithmetic@3"}
+ARTIFACT = {
+    "id": "artifact_0a1b2c3d4e5f60718293",
+    "kind": "adapter",
+    "name": "adapter.tar",
+    "size": 1105920,
+    "sha256": "d7e86fbe3faf433fd0d2a7eadd802233ecb735def101a6e009355afd8d5be8e2",
+    "created_at": TIME,
+}
+GAIN = {
+    "before": 0.39,
+    "after": 0.89,
+    "difference": 0.5,
+    "low": 0.41,
+    "high": 0.59,
+    "count": 128,
+}
+EXPORT = {
+    "id": "export_77aa88bb99cc00dd11ee",
+    "name": "gguf-q8_0",
+    "spec": {"type": "gguf", "quantization": "q8_0"},
+    "status": "running",
+    "attempts": 1,
+    "created_at": TIME,
+}
+JOB = {
+    "id": "job_a59890ef5203c3918052",
+    "team": "default",
+    "name": "calculator-agent",
+    "status": "exporting",
+    "spec": EFFECTIVE,
+    "adjustments": [ADJUSTMENT],
+    "progress": {"step": 32, "total_steps": 32, "reward": 0.86, "loss": -0.03},
+    "result": {"final_loss": -0.03, "steps": 32, "model": "adapter.tar", "gain": GAIN},
+    "exports": [EXPORT],
+    "artifacts": [ARTIFACT],
+    "attempts": 1,
+    "created_at": TIME,
+    "started_at": TIME,
+}
+METRICS_ROW = {
+    "step": 32,
+    "time": TIME,
+    "values": {"reward": 0.86, "loss": -0.03, "measures/correct_answer": 0.86, "stop/completed": 1},
+}
+EVENT = {
+    "seq": 41,
+    "type": "metrics",
+    "time": TIME,
+    "data": {"step": 32, "values": METRICS_ROW["values"]},
+}
+LOG = {
+    "seq": 57,
+    "type": "log",
+    "time": TIME,
+    "data": {"level": "info", "message": "continuing from checkpoint-24"},
+}
+ROLLOUT = {
+    "id": "train-32-31855c2efb34-0",
+    "phase": "train",
+    "step": 32,
+    "case_id": "31855c2efb34",
+    "index": 0,
+    "messages": [
+        {"role": "user", "content": "What is 6 * 7?"},
+        {"role": "assistant", "content": "The answer is 42."},
+    ],
+    "token_ids": [12, 7, 9, 33, 2],
+    "roles": "pppaa",
+    "stop_reason": "completed",
+    "reward": 1.0,
+    "verdicts": [{"measure": "correct_answer", "value": 1.0, "reason": "right number"}],
+    "advantage": 0.66,
+}
+EVALUATION = {
+    "name": "after",
+    "step": 32,
+    "count": 128,
+    "unscored": 0,
+    "mean_reward": 0.89,
+    "pass_rate": 0.89,
+    "rewards": {"31855c2efb34": 1.0},
+    "passed": {"31855c2efb34": True},
+}
+CASE = {
+    "id": "31855c2efb34",
+    "input": "What is 6 * 7?",
+    "expect": {"answer": "42"},
+    "metadata": {},
+}
+
+
+def page(item: dict[str, Any], next_cursor: str | None = None) -> dict[str, Any]:
+    """A list with one entry."""
+    return {"items": [item], "next_cursor": next_cursor}
+
+
+def shown(example: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """The `responses` entry that shows an example."""
+    return {status: {"content": {"application/json": {"example": example}}}}
