@@ -5,6 +5,7 @@ process, because a slot owns its GPUs.
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -12,7 +13,9 @@ import subprocess
 import threading
 from typing import Any
 
+import structlog
 from celery.signals import worker_ready, worker_shutdown, worker_shutting_down
+from sqlalchemy.exc import OperationalError
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.queue.celery_options import create_celery
@@ -21,6 +24,8 @@ from app.settings import Settings
 from app.storage import Storage
 from app.workers import repository as workers
 from worker.supervisor.context import WorkerContext
+
+log = structlog.get_logger()
 
 PRESENCE_SECONDS = 5.0
 
@@ -80,15 +85,16 @@ async def _presence(queue: Queue) -> None:
                     queue=queue,
                     gpus=context.gpus,
                 )
-        except OSError:
-            pass
+        except OperationalError as error:
+            log.warning("presence.database", error=str(error).splitlines()[0])
         await asyncio.sleep(PRESENCE_SECONDS)
 
 
 async def _gone() -> None:
     engine = create_engine(settings.sqlalchemy_url, pooled=False)
-    async with unit_of_work(create_sessions(engine)) as session:
-        await workers.leave(session, context.worker_id)
+    with contextlib.suppress(OperationalError):  # it will be forgotten by its silence
+        async with unit_of_work(create_sessions(engine)) as session:
+            await workers.leave(session, context.worker_id)
 
 
 import worker.tasks  # noqa: E402, F401  registers the tasks on `celery`

@@ -50,6 +50,7 @@ async def prepare(
     problems = [
         *_unknown_names(spec, suite),
         *_too_few_cases(spec, suite.case_count),
+        *_nothing_to_predict(spec),
         *models.problems(spec.agent),
     ]
     if problems:
@@ -195,6 +196,14 @@ def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
             f"{case_count} are for training; lower batch_size × gradient_accumulation or holdout",
         )
     ]
+
+
+def _nothing_to_predict(spec: JobSpec) -> list[FieldProblem]:
+    echo = spec.training.echo
+    if echo is None or echo.coeff == 0 or spec.agent.tools:
+        return []
+    message = "ECHO predicts what tools answer, but the agent has none; leave training.echo out"
+    return [FieldProblem(field="training.echo", message=message)]
 
 
 def _listed(names: list[str]) -> str:

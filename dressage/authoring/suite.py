@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import pydantic
 
-from dressage.authoring.archive import ArchiveError, UnpackLimits, is_archive, read_archive
+from dressage.archive import ArchiveError, UnpackLimits, is_archive, read_archive
 from dressage.authoring.errors import AuthoringError
 from dressage.spec.suite import Case
 

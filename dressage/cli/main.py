@@ -1,7 +1,6 @@
 """The `dressage` command. Everything but `up` goes through the client."""
 
 import json
-import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dressage.archive import unpack_tar
 from dressage.authoring.errors import AuthoringError
 from dressage.cli.watching import watch_job
 from dressage.client import ApiError, Client, DownloadCorrupt, ServiceUnreachable
@@ -142,8 +142,7 @@ def pull(
             path = client.download(job_id, file, to)
             console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
             if unpack and path.suffix == ".tar":
-                with tarfile.open(path) as archive:
-                    archive.extractall(to, filter="data")
+                unpack_tar(path, to)
 
 
 @suites.command("push")

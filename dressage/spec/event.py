@@ -108,6 +108,10 @@ class Evaluation(Spec):
     pass_rate: float = Field(description="Share of cases in which every measure said pass.")
     rewards: dict[str, float] = Field(description="Reward by case id.")
     passed: dict[str, bool] = Field(description="By case id.")
+    environment_cross_entropy: float | None = Field(
+        default=None,
+        description="Nats per observation token of these rollouts; measured in jobs with ECHO.",
+    )
 
 
 class Gain(Spec):

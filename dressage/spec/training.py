@@ -16,6 +16,29 @@ class LoraSpec(Spec):
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
 
 
+class EchoSpec(Spec):
+    """Also learn to predict what the environment answers (ECHO, arXiv 2605.24517).
+
+    The loss becomes L_GRPO(actions) + coeff × cross-entropy(observations), from the same forward
+    pass, at temperature 1.
+    """
+
+    coeff: float = Field(
+        default=0.05, ge=0, le=10, description="0 is plain GRPO to the bit, with ECHO's curves."
+    )
+    normalization: Literal["selected_tokens", "sequence_mean", "seq_mean_token_sum_norm"] = Field(
+        default="selected_tokens",
+        description="Mean over tokens; mean over rollouts of token means; or mean over rollouts of "
+        "token sums divided by max_completion_length.",
+    )
+    include_scaffold: bool = Field(
+        default=False, description="Also predict the chat template's markup around results."
+    )
+    guardrail: bool = Field(
+        default=True, description="Halve the coefficient when reward and action entropy collapse."
+    )
+
+
 class TrainingSpec(Spec):
     """Group-relative policy optimization, as TRL's `GRPOTrainer` runs it."""
 
@@ -59,6 +82,7 @@ class TrainingSpec(Spec):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     gradient_checkpointing: bool = False
     lora: LoraSpec | None = Field(default=None, description="Off (full weights) unless given.")
+    echo: EchoSpec | None = Field(default=None, description="Off unless given.")
     logging_steps: int = Field(default=5, ge=1, description="Optimizer steps per metrics event.")
     save_steps: int | None = Field(
         default=None,

@@ -70,6 +70,15 @@ def test_a_step_that_needs_more_cases_than_there_are_is_refused(api, suite, job_
     assert "2048 cases" in problem["detail"]
 
 
+def test_echo_without_anything_to_predict_is_refused(api, suite, job_spec):
+    job_spec["agent"]["tools"] = []
+    job_spec["training"]["echo"] = {"coeff": 0.05}
+    problem = post(api, job_spec).json()
+    assert problem["errors"][0]["field"] == "training.echo"
+    job_spec["training"]["echo"] = {"coeff": 0}
+    assert post(api, job_spec).status_code == 201
+
+
 def model_directory(path, template):
     path.mkdir()
     (path / "config.json").write_text("{}")

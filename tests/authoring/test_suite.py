@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dressage.archive import ArchiveError, UnpackLimits, read_archive, unpack_tar
 from dressage.authoring import FieldMapping, Suite, SuiteError
-from dressage.authoring.archive import ArchiveError, UnpackLimits, read_archive
 
 
 def upload(text, **options):
@@ -151,3 +151,17 @@ def test_no_upload_breaks_the_parser(data):
 def test_cases_survive_storage(texts):
     suite = Suite.from_records([{"input": text} for text in texts])
     assert [c.input for c in Suite.from_upload(io.BytesIO(suite.to_archive())).cases] == texts
+
+
+def test_a_tar_is_unpacked_below_its_folder_alone(tmp_path):
+    good, bad = tmp_path / "good.tar", tmp_path / "bad.tar"
+    for path, name in ((good, "adapter/weights"), (bad, "../outside")):
+        with tarfile.open(path, "w") as archive:
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+    unpack_tar(good, tmp_path / "out")
+    assert (tmp_path / "out" / "adapter" / "weights").read_bytes() == b"abc"
+    with pytest.raises(ArchiveError, match="would leave"):
+        unpack_tar(bad, tmp_path / "out")
+    assert not (tmp_path / "outside").exists()

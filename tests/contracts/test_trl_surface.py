@@ -21,6 +21,7 @@ def test_the_methods_we_override_are_there_and_called():
     assert set(vars(JobTrainer)) & set(vars(GRPOTrainer)) == {
         *("__init__", "__module__", "__doc__"),
         *("_generate_and_score_completions", "_save_checkpoint"),
+        *("_compute_loss", "_get_per_token_logps_and_entropies"),
     }
 
 
@@ -28,6 +29,12 @@ def test_the_rollout_function_gets_prompts_and_trainer_and_may_mask():
     generate = inspect.getsource(GRPOTrainer._generate)
     assert "self.rollout_func(prompts, self)" in generate
     assert 'extra_fields.pop("env_mask", None)' in generate
+
+
+def test_the_loss_is_made_from_one_forward_pass_and_scaled_by_itself():
+    source = inspect.getsource(GRPOTrainer._compute_loss)
+    assert source.count("self._get_per_token_logps_and_entropies(") == 1
+    assert "current_gradient_accumulation_steps / self.args.steps_per_generation" in source
 
 
 def test_dropped_rewards_have_no_advantage():

@@ -44,6 +44,14 @@ def attempts(service, job_id):
         ).fetchall()
 
 
+def present_workers(service):
+    with psycopg.connect(database(service)) as connection:
+        rows = connection.execute(
+            "SELECT queue FROM workers WHERE heartbeat_at > now() - interval '6 seconds'"
+        ).fetchall()
+    return {queue for (queue,) in rows}
+
+
 def test_the_main_job(service, client, spec, tmp_path):
     spec["exports"] = [{"type": "gguf", "quantization": "q8_0"}, {"type": "merged"}]
     spec["training"] |= {"batch_size": 3, "num_generations": 4}
@@ -138,6 +146,7 @@ def test_a_killed_program_comes_back_and_the_job_goes_on(service, client, spec, 
 
     job = wait_for(ended, 120)
     assert job.status is JobStatus.SUCCEEDED
+    wait_for(lambda: present_workers(service) == {"training", "exports"}, 10)
     assert [row.step for row in client.metrics(job_id).items] == list(range(1, 13))
 
 

@@ -1,5 +1,6 @@
 """Watches a child: relays its events, keeps its lease, ends it when it has to end."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -67,6 +68,7 @@ async def watch(
             if time.monotonic() - confirmed > 0.8 * context.lease_seconds:
                 await child.kill()
                 return Ending.STALE
+            await asyncio.sleep(POLL_SECONDS)
             continue
         if exited:
             return Ending.EXITED

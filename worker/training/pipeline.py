@@ -73,6 +73,8 @@ def _run(
     checkpoint = newest_complete(previous)
     if checkpoint:
         log.info("continuing from %s", checkpoint.name)
+        if parts.trainer.echo:
+            parts.trainer.echo.restore(checkpoint)
     if held_out and job.evaluation.every_steps:
         parts.trainer.add_callback(evaluation.callback(job.evaluation.every_steps))
     parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -165,6 +167,9 @@ class HeldOut:
         for one in scored:
             self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
         result = summary(name, step, scored)
+        if self._parts.trainer.echo:
+            curve = self._parts.trainer.environment_cross_entropy(episodes)
+            result = result.model_copy(update={"environment_cross_entropy": curve})
         self.done[name] = result
         text = result.model_dump_json().encode()
         write_whole(_evaluation_file(self._run.path, name), lambda file: file.write(text))

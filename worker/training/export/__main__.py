@@ -1,9 +1,9 @@
 """`python -m worker.training.export DIR`: one export, without any server."""
 
 import sys
-import tarfile
 from pathlib import Path
 
+from dressage.archive import unpack_tar
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.export import GgufExport, export_name
 from worker.training.export.spec import ExportRunSpec
@@ -17,8 +17,7 @@ def run_export(run: RunDirectory) -> None:
     from worker.training.export.merge import merge
 
     spec = ExportRunSpec.model_validate_json((run.path / SPEC).read_bytes())
-    with tarfile.open(run.path / INPUT) as archive:
-        archive.extractall(run.path, filter="data")
+    unpack_tar(run.path / INPUT, run.path)
     model = run.path / spec.trained
     if spec.trained is ArtifactKind.ADAPTER:
         merged = run.path / "merged"

@@ -11,14 +11,17 @@ from worker.training.failures import RunFailure
 
 
 class EverySteps(TrainerCallback):
-    """Calls a function every so many optimizer steps, but not after the last one."""
+    """Calls a function every so many optimizer steps, after the last one only if asked to."""
 
-    def __init__(self, every: int, action: Callable[[int], None]) -> None:
-        self._every, self._action = every, action
+    def __init__(
+        self, every: int, action: Callable[[int], None], *, also_last: bool = False
+    ) -> None:
+        self._every, self._action, self._also_last = every, action, also_last
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Call it if it is time."""
-        if state.global_step % self._every == 0 and state.global_step < state.max_steps:
+        last = state.global_step >= state.max_steps
+        if state.global_step % self._every == 0 and (self._also_last or not last):
             self._action(state.global_step)
 
 

@@ -1,10 +1,13 @@
 """Load a base model and its tokenizer, from the hub or a directory."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dressage.spec.status import Reason
@@ -45,6 +48,29 @@ def load_model(name: str, *, dtype: str, use_cpu: bool) -> Any:
             Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
         ) from error
     return model if use_cpu else model.to("cuda")
+
+
+def is_peft_model(model: Any) -> bool:
+    """Whether the model carries an adapter."""
+    return isinstance(model, PeftModel)
+
+
+@contextmanager
+def last_hidden_states(backbone: Any, *, wanted: bool) -> Iterator[list[torch.Tensor]]:
+    """Collect the last hidden states of every forward pass inside the block, if wanted."""
+    collected: list[torch.Tensor] = []
+    if not wanted:
+        yield collected
+        return
+
+    def keep(_module: Any, _arguments: Any, output: Any) -> None:
+        collected.append(output.last_hidden_state)
+
+    hook = backbone.register_forward_hook(keep)
+    try:
+        yield collected
+    finally:
+        hook.remove()
 
 
 def _require_model(name: str) -> None:

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from peft import LoraConfig
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -25,11 +28,15 @@ from worker.training.checkpoints import mark_complete
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scored, Scorer, group_rewards
 from worker.training.rollout.engine import RolloutEngine
+from worker.training.rollout.episode import Episode
 from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
-from worker.training.update.callbacks import FiniteGradients
+from worker.training.update.callbacks import EverySteps, FiniteGradients
+from worker.training.update.echo import cross_entropy_at_one
+from worker.training.update.echo_term import EchoTerm
+from worker.training.update.model import is_peft_model, last_hidden_states
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +63,17 @@ class JobTrainer(GRPOTrainer):
         self._batch: list[int] = []
         self._scored: list[Scored] = []
         self._steps_without_reward = 0
+        self._logps: torch.Tensor | None = None
+        self.echo = (
+            EchoTerm(
+                spec.echo,
+                temperature=spec.temperature,
+                horizon=spec.max_completion_length,
+                run=run,
+            )
+            if spec.echo
+            else None
+        )
         rows = [
             {"prompt": engine.prompt_messages(case), "case": at} for at, case in enumerate(cases)
         ]
@@ -69,6 +87,7 @@ class JobTrainer(GRPOTrainer):
             rollout_func=self._play,
             callbacks=[EventCallback(run), FiniteGradients()],
         )
+        self.add_callback(EverySteps(1, lambda _: self.end_step(), also_last=True))
         self.remove_callback(PrinterCallback)
 
     def generator(self, temperature: float) -> TransformersGenerator:
@@ -85,7 +104,91 @@ class JobTrainer(GRPOTrainer):
             record = rollout_record(scored, "train", self.state.global_step + 1, advantage)
             self._run.emit(EventType.ROLLOUT, **record)
         self._count()
+        if self.echo:
+            output |= self._echo_fields(output)
         return output
+
+    def _echo_fields(self, output: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """What ECHO needs of a generation batch, split into micro-batches by TRL like the rest."""
+        assert self.echo
+        mask = output["completion_mask"]
+        weights = self.echo.weights([scored.episode for scored in self._scored]).to(mask.device)
+        weights = pad(weights, (0, mask.shape[1] - weights.shape[1])) * mask
+        total = torch.tensor(self.echo.total(weights), device=mask.device)
+        return {"echo_weights": weights, "echo_total": self.accelerator.gather(total).sum()}
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._logps = result[0]
+        return result
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        if not self.echo:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+        base = self.accelerator.unwrap_model(self.model)
+        base = base.get_base_model() if is_peft_model(base) else base
+        with last_hidden_states(base.base_model, wanted=self.echo.needs_hidden) as hidden:
+            loss = super()._compute_loss(model, inputs)
+        length = inputs["completion_ids"].shape[1]
+        # TRL scales the loss itself: one step covers this part of the generation batch.
+        share = self.current_gradient_accumulation_steps / self.args.steps_per_generation
+        term, mean = self.echo.term(
+            self._logps,
+            hidden[-1][:, -length - 1 : -1] if hidden else None,
+            inputs,
+            base.get_output_embeddings(),
+            getattr(base.config.get_text_config(), "final_logit_softcapping", None),
+            share / self.accelerator.num_processes,
+        )
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["echo/cross_entropy"].append(mean)
+        metrics["echo/coeff"].append(self.echo.coeff)
+        metrics["loss/echo"].append(float(term.detach()))
+        # Not even a zero is added without a coefficient: plain GRPO to the bit.
+        return loss + term if self.echo.coeff > 0 else loss
+
+    @torch.no_grad()
+    def environment_cross_entropy(self, episodes: Sequence[Episode]) -> float | None:
+        """Nats per selected token of given episodes, under the model as it is now."""
+        assert self.echo
+        base = self.accelerator.unwrap_model(self.model)
+        base = base.get_base_model() if is_peft_model(base) else base
+        device, losses = base.device, []
+        was_training = base.training
+        base.eval()
+        for at in range(0, len(episodes), self._spec.batch_size):
+            batch = episodes[at : at + self._spec.batch_size]
+            rows = [torch.tensor(e.prompt_ids + e.completion_ids) for e in batch]
+            ids = pad_sequence(rows, batch_first=True, padding_value=0).to(device)
+            attention = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            weights = [self.echo.weights([e])[0] for e in batch]
+            selected = (
+                pad_sequence(
+                    [
+                        torch.cat([torch.zeros(len(e.prompt_ids)), w])
+                        for e, w in zip(batch, weights, strict=True)
+                    ],
+                    batch_first=True,
+                ).to(device)[:, 1:]
+                > 0
+            )
+            hidden = base.base_model(ids, attention_mask=attention.to(device)).last_hidden_state
+            softcap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
+            head = base.get_output_embeddings()
+            losses.append(
+                cross_entropy_at_one(hidden[:, :-1][selected], ids[:, 1:][selected], head, softcap)
+            )
+        base.train(was_training)
+        values = torch.cat(losses)
+        return float(values.mean()) if len(values) else None
+
+    def end_step(self) -> None:
+        """Let ECHO look at the step that has just ended."""
+        entropies = self._metrics["train"]["entropy"]
+        if self.echo and entropies:
+            reward = _mean([s.reward for s in self._scored if s.reward is not None])
+            self.echo.end_step(step=self.state.global_step, reward=reward, entropy=entropies[-1])
 
     def _play(self, _prompts: list[Any], _trainer: GRPOTrainer) -> dict[str, Any]:
         """TRL's `rollout_func`: one episode a row, group members next to each other."""
@@ -148,6 +251,8 @@ class JobTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        if self.echo:
+            self.echo.save(checkpoint)
         mark_complete(checkpoint)
         self._run.emit(EventType.CHECKPOINT, step=self.state.global_step, name=checkpoint.name)
 

@@ -1,12 +1,13 @@
-"""Read an untrusted zip or tar into memory, or refuse it as a whole."""
+"""Archives: an untrusted zip or tar into memory, or a tar of ours into a folder."""
 
+import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
 
@@ -59,6 +60,22 @@ def read_archive(upload: BinaryIO, limits: UnpackLimits) -> dict[str, bytes]:
     except (NotImplementedError, RuntimeError):
         raise ArchiveError("encrypted or unusually compressed archives are not read") from None
     return files
+
+
+def unpack_tar(archive: Path, folder: Path) -> None:
+    """Write the regular files of a tar below a folder, a piece at a time.
+
+    (`extractall(filter=…)` would do, but came only with Python 3.11.4.)
+
+    Raises:
+        ArchiveError: A member is neither file nor folder, or would leave the folder.
+    """
+    with archive.open("rb") as opened:
+        for name, content in _tar(opened):
+            target = folder / _safe(name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                shutil.copyfileobj(content, file)
 
 
 def _zip(upload: BinaryIO) -> Iterator[tuple[str, IO[bytes]]]:

@@ -1,0 +1,214 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tests.training.conftest import events_of
+from worker.training.pipeline import run_job
+from worker.training.update.collapse import WINDOW, CollapseDetector
+from worker.training.update.echo import (
+    cross_entropy_at_one,
+    denominator,
+    echo_cross_entropy,
+)
+
+NORMALIZATIONS = ["selected_tokens", "sequence_mean", "seq_mean_token_sum_norm"]
+
+
+def reference(cross_entropy, weights, normalization, horizon):
+    """The same in NumPy, rollout by rollout, as the definitions read."""
+    sums, means = [], []
+    for losses, chosen in zip(cross_entropy, weights, strict=True):
+        if chosen.sum() > 0:
+            sums.append((losses * chosen).sum())
+            means.append((losses * chosen).sum() / chosen.sum())
+    if not sums:
+        return 0.0
+    return {
+        "selected_tokens": np.sum(sums) / weights.sum(),
+        "sequence_mean": np.mean(means),
+        "seq_mean_token_sum_norm": np.mean(sums) / horizon,
+    }[normalization]
+
+
+def test_a_case_calculated_by_hand():
+    losses = torch.tensor([[1.0, 2.0, 9.0], [4.0, 9.0, 9.0]])
+    weights = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    for normalization, value in (
+        ("selected_tokens", 7 / 3),  # (1 + 2 + 4) / 3
+        ("sequence_mean", 2.75),  # (1.5 + 4) / 2
+        ("seq_mean_token_sum_norm", 0.35),  # (3 + 4) / 2 / 10
+    ):
+        total = denominator(weights, normalization, 10)
+        got = echo_cross_entropy(losses, weights, normalization, total)
+        assert float(got) == pytest.approx(value)
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 7),
+    st.integers(0, 2**31),
+    st.sampled_from(NORMALIZATIONS),
+)
+def test_micro_batches_add_up_to_the_reference_however_they_are_split(rows, size, seed, how):
+    rng = np.random.default_rng(seed)
+    losses = rng.uniform(0, 5, (rows, size))
+    weights = (rng.random((rows, size)) < 0.5).astype(float)
+    expected = reference(losses, weights, how, horizon=20)
+    losses_t, weights_t = torch.tensor(losses), torch.tensor(weights)
+    total = denominator(weights_t, how, 20)
+    whole = float(echo_cross_entropy(losses_t, weights_t, how, total))
+    split = sum(
+        float(echo_cross_entropy(losses_t[at : at + 1], weights_t[at : at + 1], how, total))
+        for at in range(rows)
+    )
+    padded = float(
+        echo_cross_entropy(
+            torch.nn.functional.pad(losses_t, (0, 3), value=math.nan),
+            torch.nn.functional.pad(weights_t, (0, 3)),
+            how,
+            total,
+        )
+    )
+    assert whole == pytest.approx(expected)
+    assert split == pytest.approx(expected)
+    assert padded == pytest.approx(expected)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    torch.manual_seed(0)
+    hidden = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 3, 6, 2, 2])
+    chosen = torch.tensor([[1.0, 0.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+
+    def loss(hidden, weight):
+        logits = hidden @ weight.T
+        values = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return echo_cross_entropy(values[None], chosen, "selected_tokens", 3.0)
+
+    assert torch.autograd.gradcheck(loss, (hidden, weight))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_cross_entropy_at_temperature_one_in_chunks(monkeypatch, softcap):
+    monkeypatch.setattr("worker.training.update.echo.CHUNK", 3)
+    torch.manual_seed(0)
+    head = torch.nn.Linear(4, 9, bias=False)
+    hidden = torch.randn(8, 4, requires_grad=True)
+    labels = torch.randint(0, 9, (8,))
+    got = cross_entropy_at_one(hidden, labels, head, softcap)
+    logits = head(hidden)
+    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
+    expected = -torch.log_softmax(logits, -1)[torch.arange(8), labels]
+    assert torch.allclose(got, expected, atol=1e-6)
+    (gradient,) = torch.autograd.grad(got.sum(), hidden, retain_graph=True)
+    (wanted,) = torch.autograd.grad(expected.sum(), hidden)
+    assert torch.allclose(gradient, wanted, atol=1e-6)
+
+
+def weights(run):
+    return load_file(run.path / "final" / "adapter_model.safetensors")
+
+
+def curve(run, name):
+    return [m["values"].get(name) for m in events_of(run, "metrics")]
+
+
+def trained(make_run, name, **training):
+    run = make_run(name, training={"max_steps": 5, **training})
+    run_job(run)
+    return run
+
+
+def test_a_coefficient_of_zero_is_plain_grpo_to_the_bit(make_run):
+    plain = weights(trained(make_run, "plain"))
+    zero_run = trained(make_run, "zero", echo={"coeff": 0})
+    zero = weights(zero_run)
+    some = weights(trained(make_run, "some", echo={"coeff": 0.05}))
+    assert all(torch.equal(plain[name], zero[name]) for name in plain)
+    assert any(not torch.equal(plain[name], some[name]) for name in plain)
+    assert all(value > 0 for value in curve(zero_run, "echo/cross_entropy"))
+    assert curve(zero_run, "loss/echo") == [0.0] * 5
+
+
+def test_predicting_the_environment_makes_it_less_surprising(make_run):
+    run = make_run(
+        training={
+            "max_steps": 12,
+            "batch_size": 32,
+            "learning_rate": 2e-3,
+            "lora": {"r": 16, "alpha": 32, "dropout": 0.0},
+            "echo": {"coeff": 1.0, "guardrail": False},
+        },
+        evaluation={"holdout": 0.5},
+    )
+    run_job(run)
+    losses = curve(run, "echo/cross_entropy")
+    assert np.mean(losses[-3:]) < 0.8 * np.mean(losses[:3])
+    before, after = (e["environment_cross_entropy"] for e in events_of(run, "evaluation"))
+    assert after < 0.8 * before
+
+
+@pytest.mark.parametrize("normalization", NORMALIZATIONS)
+def test_one_batch_of_eight_equals_eight_accumulated_ones(make_run, normalization):
+    echo = {"coeff": 0.5, "normalization": normalization}
+    shared = {"max_steps": 1, "num_generations": 8, "temperature": 1.0, "echo": echo}
+    whole = trained(make_run, "whole", batch_size=8, gradient_accumulation=1, **shared)
+    parts = trained(make_run, "parts", batch_size=1, gradient_accumulation=8, **shared)
+    for name, tensor in weights(whole).items():
+        assert torch.allclose(tensor, weights(parts)[name], atol=1e-6), name
+
+
+def test_the_term_is_at_temperature_one_also_when_sampling_is_not(make_run):
+    run = trained(make_run, "cool", temperature=0.7, max_steps=1, echo={"coeff": 0.1})
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(run.spec().job.agent.model, dtype=torch.float32)
+    losses = []
+    for rollout in events_of(run, "rollout"):
+        if rollout["phase"] != "train" or rollout["stop_reason"] == "max_completion_length":
+            continue
+        ids = torch.tensor([rollout["token_ids"]])
+        with torch.no_grad():
+            logps = torch.log_softmax(model(ids).logits[0, :-1], -1)
+        picked = logps[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+        losses += [-float(p) for p, r in zip(picked, rollout["roles"][1:], strict=True) if r == "o"]
+    assert curve(run, "echo/cross_entropy")[0] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+def feed(detector, steps, **values):
+    return [detector.observe(**values) for _ in range(steps)]
+
+
+def test_a_collapse_is_noticed_once_per_window():
+    detector = CollapseDetector()
+    assert not any(feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8))
+    alarms = feed(detector, WINDOW, loss=0.5, reward=0.1, entropy=0.1)
+    assert sum(alarms) == 1
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        {"loss": 0.5, "reward": 0.9, "entropy": 0.1},  # learning: narrower, but better
+        {"loss": 0.5, "reward": 0.1, "entropy": 0.8},  # worse, but still exploring
+        {"loss": 3.0, "reward": 0.1, "entropy": 0.1},  # not ECHO's doing
+    ],
+)
+def test_what_is_no_collapse(healthy):
+    detector = CollapseDetector()
+    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8)
+    assert not any(feed(detector, 3 * WINDOW, **healthy))
+
+
+def test_the_detector_survives_a_checkpoint():
+    detector = CollapseDetector()
+    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8)
+    again = CollapseDetector(**detector.state())
+    values = {"loss": 0.5, "reward": 0.1, "entropy": 0.1}
+    assert feed(again, WINDOW, **values) == feed(detector, WINDOW, **values)

@@ -1,0 +1,121 @@
+"""ECHO's side of one trainer: which tokens, how much, and whether it does harm."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from dressage.spec.event import EventType, TokenRole
+from dressage.spec.training import EchoSpec
+from worker.training.rollout.episode import Episode
+from worker.training.run_dir import RunDirectory
+from worker.training.update.collapse import CUT, CollapseDetector
+from worker.training.update.echo import (
+    cross_entropy_at_one,
+    denominator,
+    echo_cross_entropy,
+)
+
+STATE = "echo_state.json"
+
+
+class EchoTerm:
+    """Adds the environment's cross-entropy to a loss."""
+
+    def __init__(self, spec: EchoSpec, *, temperature: float, horizon: int, run: RunDirectory):
+        self._spec, self._temperature, self._horizon, self._run = spec, temperature, horizon, run
+        self._detector = CollapseDetector()
+        self._step_losses: list[float] = []
+        self.coeff = spec.coeff
+
+    def weights(self, episodes: Sequence[Episode]) -> torch.Tensor:
+        """Weight of every completion token, (B, T): 1 for what the environment wrote, else 0."""
+        selected = {TokenRole.OBSERVATION}
+        if self._spec.include_scaffold:
+            selected.add(TokenRole.SCAFFOLD)
+        rows = [torch.tensor([float(role in selected) for role in e.roles]) for e in episodes]
+        return pad_sequence(rows, batch_first=True)
+
+    def total(self, weights_BT: torch.Tensor) -> float:
+        """The denominator of a generation batch."""
+        return denominator(weights_BT, self._spec.normalization, self._horizon)
+
+    def term(
+        self,
+        logps_BT: torch.Tensor,
+        hidden_BTH: torch.Tensor | None,
+        inputs: dict[str, Any],
+        head: Any,
+        softcap: float | None,
+        share: float,
+    ) -> tuple[torch.Tensor, float]:
+        """The weighted term of one micro-batch, and its plain token mean for the curve.
+
+        Args:
+            logps_BT: The trainer's log-probabilities, at the sampling temperature.
+            hidden_BTH: Hidden states that predict the completion tokens; needed unless the sampling
+                temperature is 1.
+            inputs: The micro-batch, with `echo_weights` and `echo_total`.
+            head: The language-model head.
+            softcap: Of the final logits, for models that have one.
+            share: Part of the generation batch that one optimizer step covers, times the number of
+                processes that add to it.
+        """
+        weights_BT = inputs["echo_weights"]
+        selected = weights_BT > 0
+        with torch.set_grad_enabled(self.coeff > 0):
+            if hidden_BTH is None:
+                cross_entropy_BT = -logps_BT
+            else:
+                values = cross_entropy_at_one(
+                    hidden_BTH[selected], inputs["completion_ids"][selected], head, softcap
+                )
+                cross_entropy_BT = torch.zeros_like(logps_BT).masked_scatter(
+                    selected, values.to(logps_BT.dtype)
+                )
+            loss = echo_cross_entropy(
+                cross_entropy_BT,
+                weights_BT,
+                self._spec.normalization,
+                float(inputs["echo_total"]) * share,
+            )
+        count = int(selected.sum())
+        mean = float(cross_entropy_BT.detach()[selected].mean()) if count else float("nan")
+        if count:
+            self._step_losses.append(mean)
+        return self.coeff * loss, mean
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether the trainer's own log-probabilities are tempered."""
+        return self._temperature != 1.0
+
+    def end_step(self, *, step: int, reward: float, entropy: float) -> None:
+        """Watch for collapse; lower the coefficient and say so."""
+        losses, self._step_losses = self._step_losses, []
+        if not (self._spec.guardrail and self.coeff > 0 and losses):
+            return
+        if self._detector.observe(loss=sum(losses) / len(losses), reward=reward, entropy=entropy):
+            before, self.coeff = self.coeff, self.coeff * CUT
+            self._run.emit(
+                EventType.WARNING,
+                code="echo_collapse",
+                step=step,
+                message=f"the environment is predicted better while reward and action entropy "
+                f"collapse; training.echo.coeff lowered from {before:g} to {self.coeff:g}",
+            )
+
+    def save(self, checkpoint: Path) -> None:
+        """Put the coefficient and the detector's memory into a checkpoint."""
+        state = {"coeff": self.coeff, "detector": self._detector.state()}
+        (checkpoint / STATE).write_text(json.dumps(state))
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take them up again."""
+        if (checkpoint / STATE).is_file():
+            state = json.loads((checkpoint / STATE).read_bytes())
+            self.coeff = state["coeff"]
+            self._detector = CollapseDetector(**state["detector"])
