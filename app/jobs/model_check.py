@@ -44,11 +44,11 @@ class ModelCheck:
         template = _chat_template(path)
         if template is None:
             return [_problem("the model's tokenizer has no chat template")]
-        if agent.tools and not _renders_tools(template):
+        if (agent.tools or agent.environment) and not _renders_tools(template):
             return [
                 _problem(
                     "the model's chat template cannot render tools, but the agent has some; choose "
-                    "a model with a tool template, or leave agent.tools empty"
+                    "a model with a tool template, or an agent without tools"
                 )
             ]
         return []

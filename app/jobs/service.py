@@ -168,6 +168,13 @@ def _unknown_names(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
         for at, name in enumerate(spec.agent.tools)
         if name not in tools
     ]
+    environments = [environment["name"] for environment in suite.environments]
+    if spec.agent.environment not in (None, *environments):
+        message = (
+            f"there is no environment {spec.agent.environment!r} in {spec.suite}; it has "
+            f"{_listed(environments)}"
+        )
+        problems.append(FieldProblem(field="agent.environment", message=message))
     problems += [
         FieldProblem(
             field=f"rewards.{at}.measure",
@@ -200,7 +207,7 @@ def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
 
 def _nothing_to_predict(spec: JobSpec) -> list[FieldProblem]:
     echo = spec.training.echo
-    if echo is None or echo.coeff == 0 or spec.agent.tools:
+    if echo is None or echo.coeff == 0 or spec.agent.tools or spec.agent.environment:
         return []
     message = "ECHO predicts what tools answer, but the agent has none; leave training.echo out"
     return [FieldProblem(field="training.echo", message=message)]

@@ -72,6 +72,7 @@ def suite_view(row: SuiteRow) -> SuiteInfo:
             "case_count": row.case_count,
             "tools": row.tools,
             "measures": row.measures,
+            "environments": row.environments,
             "created_at": row.created_at,
         }
     )

@@ -14,7 +14,7 @@ from app.exceptions import FieldProblem, SuiteInvalid, UploadTooLarge
 from app.storage import Storage
 from app.suites import repository
 from dressage.authoring.suite import FieldMapping, Suite, SuiteError
-from dressage.sandbox.process import Limits, SandboxProcess, SandboxStartError
+from dressage.sandbox.process import Sandbox, SandboxStartError
 
 
 async def receive(
@@ -77,6 +77,7 @@ async def store(
         case_count=len(suite.cases),
         tools=code["tools"],
         measures=code["measures"],
+        environments=code["environments"],
     )
     session.add(row)
     await session.flush()
@@ -95,9 +96,13 @@ def _read(
 ) -> tuple[Suite, dict[str, Any]]:
     suite = Suite.from_upload(upload, csv_text=csv_text, mapping=mapping)
     if not any(name.endswith(".py") for name in suite.code):
-        return suite, {"tools": [], "measures": []}
+        return suite, {"tools": [], "measures": [], "environments": []}
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
         suite.write_code(Path(folder))
-        process = SandboxProcess(Path(folder), Limits())
-        process.close()
-        return suite, {"tools": process.tools, "measures": process.measures}
+        sandbox = Sandbox(Path(folder))
+        sandbox.close()
+        return suite, {
+            "tools": sandbox.tools,
+            "measures": sandbox.measures,
+            "environments": sandbox.environments,
+        }

@@ -4,6 +4,7 @@ In: typed functions and case records. Out: schemas, verdicts, an uploadable suit
 Not here: running any of it (dressage.sandbox) or training with it (worker.training).
 """
 
+from dressage.authoring.environment import Environment, EnvironmentCase
 from dressage.authoring.measure import (
     Measure,
     MeasureContext,
@@ -17,6 +18,8 @@ from dressage.authoring.suite import FieldMapping, Suite, SuiteError
 from dressage.authoring.tool import FunctionTool, function_tool
 
 __all__ = [
+    "Environment",
+    "EnvironmentCase",
     "FieldMapping",
     "FunctionTool",
     "Measure",

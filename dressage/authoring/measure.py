@@ -74,6 +74,7 @@ class MeasureContext:
         final: The final assistant message; `.text` is empty when there is none.
         tool_calls: Every tool call in order.
         stop_reason: Why the rollout ended (`completed`, `max_completion_length`, …).
+        environment: The environment as the rollout left it, for agents that have one.
     """
 
     input: str | list[dict[str, Any]]
@@ -83,6 +84,7 @@ class MeasureContext:
     final: AssistantMessage = AssistantMessage("")
     tool_calls: list[ToolCall] = field(default_factory=list)
     stop_reason: str = "completed"
+    environment: Any = None
 
 
 @dataclass(frozen=True)

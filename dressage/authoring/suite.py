@@ -18,6 +18,7 @@ import pydantic
 
 from dressage.archive import ArchiveError, UnpackLimits, is_archive, read_archive
 from dressage.authoring.errors import AuthoringError
+from dressage.spec.base import JSON_NUL
 from dressage.spec.suite import Case
 
 CASE_FILES = ("cases.jsonl", "cases.json", "cases.csv")
@@ -293,7 +294,7 @@ def _case(record: Any, mapping: FieldMapping | None) -> Case:
         )
     # Postgres and every chat template choke on NUL and lone surrogates: refuse them at the door.
     text = json.dumps(record, ensure_ascii=False, sort_keys=True, default=str)
-    if "\\u0000" in text or any("\ud800" <= character <= "\udfff" for character in text):
+    if JSON_NUL.search(text) or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("the text has a NUL character or an unpaired surrogate")
     given = {"id": hashlib.sha256(text.encode()).hexdigest()[:12], **record}
     try:

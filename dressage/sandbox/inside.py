@@ -1,72 +1,118 @@
-"""The process that holds user code: `python -m dressage.sandbox.inside FOLDER`.
+"""The processes that hold user code: `python -m dressage.sandbox.inside FOLDER MEMORY FILE_SIZE`.
 
-One JSON request a line on standard input, one JSON answer a line on standard output. What user code
+The first one loads the code and says what is in it. For each socket it is then sent over its
+standard input it forks a worker, which answers one JSON request a line on that socket: forking is
+cheap where importing is not, so every environment can have a process to itself. What user code
 prints goes nowhere.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
 import resource
+import signal
+import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from dressage.authoring.environment import Environment, EnvironmentCase
 from dressage.authoring.errors import ToolArgumentsError
 from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
-from dressage.sandbox.loading import CodeError, load_code
+from dressage.authoring.tool import function_tool
+from dressage.sandbox.loading import Code, CodeError, load_code
 
 
 def main() -> None:
-    """Load the code, say what is in it, then answer calls until the pipe closes."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Load, announce, fork."""
+    control = socket.socket(fileno=os.dup(0))
     nowhere = os.open(os.devnull, os.O_RDWR)
-    requests = os.fdopen(os.dup(0), "r", encoding="utf-8")
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
     set_limits(memory=int(sys.argv[2]), file_size=int(sys.argv[3]))
-
-    def answer(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
-        answers.flush()
-
     try:
-        tools, measures = load_code(Path(sys.argv[1]))
+        code = load_code(Path(sys.argv[1]))
     except CodeError as error:
-        answer({"error": "code", "message": str(error)})
+        _send(control, {"error": "code", "message": str(error)})
         return
-    answer(
-        {
-            "tools": [tool.schema["function"] for tool in tools.values()],
-            "measures": sorted(measures),
-        }
-    )
-
-    waiting: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_read, args=(requests, waiting), daemon=True).start()
+    _send(control, code.contents())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended workers leave no zombies
     while True:
-        request = waiting.get()
-        try:
-            if request["call"] == "tool":
-                value = asyncio.run(tools[request["name"]].invoke(request["arguments"]))
-                answer({"value": as_text(value, request["max_output"])})
-            else:
-                verdict = asyncio.run(
-                    measures[request["name"]].evaluate(context_from(request["context"]))
-                )
-                answer({"value": {"value": verdict.value, "reason": str(verdict.reason)}})
-        except ToolArgumentsError as error:
-            answer({"error": "arguments", "message": str(error)})
-        except (Exception, SystemExit) as error:  # noqa: BLE001  a foreign function may raise anything
-            answer({"error": "raised", "message": f"{type(error).__name__}: {error}"[:2000]})
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            return  # the host is gone
+        if os.fork() == 0:
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()  # its own group: whatever it starts ends with it
+            _Worker(code, socket.socket(fileno=descriptors[0])).serve()
+        os.close(descriptors[0])
 
 
-def _read(requests: Any, waiting: "queue.Queue[dict[str, Any]]") -> None:
-    for line in requests:
+class _Worker:
+    """Answers the calls of one socket."""
+
+    def __init__(self, code: Code, connection: socket.socket) -> None:
+        self._code, self._connection = code, connection
+        self._environment: Environment | None = None
+        # One loop for all calls: an environment may keep connections open between them.
+        self._loop = asyncio.new_event_loop()
+
+    def serve(self) -> None:
+        """Until the host closes the socket."""
+        _send(self._connection, {"pid": os.getpid()})
+        waiting: queue.Queue[dict[str, Any]] = queue.Queue()
+        lines = self._connection.makefile("r", encoding="utf-8")
+        threading.Thread(target=_read, args=(lines, waiting), daemon=True).start()
+        while True:
+            request = waiting.get()
+            try:
+                value = self._loop.run_until_complete(self._answer(request))
+                _send(self._connection, {"value": value})
+            except ToolArgumentsError as error:
+                _send(self._connection, {"error": "arguments", "message": str(error)})
+            except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may raise anything
+                message = f"{type(error).__name__}: {error}"[:2000]
+                _send(self._connection, {"error": "raised", "message": message})
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        call = request["call"]
+        if call == "tool":
+            tool = (
+                function_tool(getattr(self._environment, request["name"]))
+                if self._environment
+                else self._code.tools[request["name"]]
+            )
+            return as_text(await tool.invoke(request["arguments"]), request["max_output"])
+        if call == "measure":
+            context = _context(request["context"], self._environment)
+            verdict = await self._code.measures[request["name"]].evaluate(context)
+            return {"value": verdict.value, "reason": str(verdict.reason)}
+        if call == "open":
+            self._environment = self._code.environments[request["name"]]()
+            text = await _maybe(self._environment.reset(EnvironmentCase(**request["case"])))
+            return None if text is None else as_text(text, request["max_output"])
+        if self._environment:
+            await _maybe(self._environment.close())
+        return None
+
+
+def _read(lines: TextIO, waiting: "queue.Queue[dict[str, Any]]") -> None:
+    for line in lines:
         waiting.put(json.loads(line))
     os._exit(0)  # the host is gone: end also in the middle of a call
+
+
+def _send(connection: socket.socket, content: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(json.dumps(content).encode() + b"\n")
+
+
+async def _maybe(value: Any) -> Any:
+    return await value if asyncio.iscoroutine(value) else value
 
 
 def set_limits(*, memory: int, file_size: int) -> None:
@@ -85,13 +131,13 @@ def as_text(value: Any, limit: int) -> str:
     return f"{text[:limit]}\n[truncated: {len(text) - limit} more characters]"
 
 
-def context_from(data: dict[str, Any]) -> MeasureContext:
-    """Build the measure's argument from what crossed the pipe."""
+def _context(data: dict[str, Any], environment: Environment | None) -> MeasureContext:
     return MeasureContext(
         **{
             **data,
             "final": AssistantMessage(data["final"]),
             "tool_calls": [ToolCall(**call) for call in data["tool_calls"]],
+            "environment": environment,
         }
     )
 

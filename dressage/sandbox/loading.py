@@ -1,10 +1,13 @@
-"""Import a suite's code and find its tools and measures. Only ever run inside the sandbox."""
+"""Import a suite's code and find what is in it. Only ever run inside the sandbox."""
 
 import importlib
 import sys
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from dressage.authoring.environment import Environment, environment_tools
 from dressage.authoring.errors import AuthoringError
 from dressage.authoring.measure import Measure
 from dressage.authoring.tool import FunctionTool
@@ -14,26 +17,63 @@ class CodeError(AuthoringError):
     """The suite's code cannot be used; the message names file and line."""
 
 
-def load_code(folder: Path) -> tuple[dict[str, FunctionTool], dict[str, Measure]]:
+@dataclass
+class Code:
+    """Everything a job can name, by name."""
+
+    tools: dict[str, FunctionTool] = field(default_factory=dict)
+    measures: dict[str, Measure] = field(default_factory=dict)
+    environments: dict[str, type[Environment]] = field(default_factory=dict)
+
+    def contents(self) -> dict[str, Any]:
+        """What the outside may know: names and schemas."""
+        return {
+            "tools": [tool.schema["function"] for tool in self.tools.values()],
+            "measures": sorted(self.measures),
+            "environments": [
+                {
+                    "name": name,
+                    "tools": [tool.schema["function"] for tool in environment_tools(kind)],
+                }
+                for name, kind in sorted(self.environments.items())
+            ],
+        }
+
+
+def load_code(folder: Path) -> Code:
     """Import every top-level module of the folder.
 
     Raises:
-        CodeError: A module does not import, or two tools or measures share a name.
+        CodeError: A module does not import, or two things of one kind share a name.
     """
     sys.path.insert(0, str(folder))
-    tools: dict[str, FunctionTool] = {}
-    measures: dict[str, Measure] = {}
+    code = Code()
     for file in sorted(folder.glob("*.py")):
         try:
             module = importlib.import_module(file.stem)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a foreign module may raise anything
             raise CodeError(_where(error, folder, file)) from None
         for found in vars(module).values():
-            if isinstance(found, FunctionTool) and tools.setdefault(found.name, found) != found:
-                raise CodeError(f"{file.name}: a second tool named {found.name!r}")
-            if isinstance(found, Measure) and measures.setdefault(found.name, found) != found:
-                raise CodeError(f"{file.name}: a second measure named {found.name!r}")
-    return tools, measures
+            _register(code, found, file)
+    try:
+        code.contents()
+    except AuthoringError as error:
+        raise CodeError(str(error)) from None
+    return code
+
+
+def _register(code: Code, found: Any, file: Path) -> None:
+    if isinstance(found, FunctionTool):
+        same = code.tools.setdefault(found.name, found) is found
+    elif isinstance(found, Measure):
+        same = code.measures.setdefault(found.name, found) is found
+    elif isinstance(found, type) and issubclass(found, Environment) and found is not Environment:
+        same = code.environments.setdefault(found.__name__, found) is found
+    else:
+        return
+    if not same:
+        name = getattr(found, "name", None) or found.__name__
+        raise CodeError(f"{file.name}: a second tool, measure or environment named {name!r}")
 
 
 def _where(error: BaseException, folder: Path, file: Path) -> str:

@@ -1,51 +1,53 @@
-"""A few sandbox processes that share the calls of many rollouts."""
+"""Workers that share the calls of many rollouts."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from dressage.sandbox.process import Limits, Outcome, SandboxProcess
+from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError, Worker
+
+Call = tuple[Worker | None, dict[str, Any]]
 
 
-class SandboxPool:
-    """Starts one process at once, so that broken code is known, and more when calls wait.
+class WorkerPool:
+    """Runs calls side by side: on the worker they belong to, or on any that is free."""
 
-    Raises:
-        SandboxStartError: The code cannot be loaded.
-    """
-
-    def __init__(self, folder: Path, *, size: int, limits: Limits | None = None) -> None:
-        self._folder, self._limits = folder, limits or Limits()
-        first = SandboxProcess(folder, self._limits)
-        self.tools = first.tools
-        self.measures = first.measures
-        self._idle: list[SandboxProcess] = [first]
+    def __init__(self, sandbox: Sandbox, *, size: int) -> None:
+        self.sandbox = sandbox
+        self._idle: list[Worker] = []
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
-        self.restarts = 0
 
-    def run(self, requests: Sequence[dict[str, Any]], timeout: float) -> list[Outcome]:
-        """Answer all requests, in order, as many at a time as there are processes."""
-        call: Callable[[dict[str, Any]], Outcome] = lambda request: self._call(request, timeout)  # noqa: E731
-        return list(self._threads.map(call, requests))
+    def run(self, calls: Sequence[Call], timeout: float) -> list[Outcome]:
+        """Answer all calls, in order, as many at a time as the pool's size.
+
+        Args:
+            calls: Each with the worker that must take it, or None. Calls for one worker are not
+                made at the same time: put those into one `run` after the other.
+            timeout: Seconds for each.
+        """
+        return list(self._threads.map(lambda call: self._call(call[0], call[1], timeout), calls))
 
     def close(self) -> None:
-        """End every process."""
+        """End the workers of the pool and the sandbox."""
         self._threads.shutdown()
-        for process in self._idle:
-            process.close()
+        for worker in self._idle:
+            worker.kill()
         self._idle.clear()
+        self.sandbox.close()
 
-    def _call(self, request: dict[str, Any], timeout: float) -> Outcome:
+    def _call(self, own: Worker | None, request: dict[str, Any], timeout: float) -> Outcome:
+        if own:
+            return own.call(request, timeout)
         with self._lock:
-            process = self._idle.pop() if self._idle else None
-        process = process or SandboxProcess(self._folder, self._limits)
-        outcome = process.call(request, timeout)
-        with self._lock:
-            if process.alive:
-                self._idle.append(process)
-            else:
-                self.restarts += 1
+            worker = self._idle.pop() if self._idle else None
+        try:
+            worker = worker or self.sandbox.start_worker()
+        except SandboxStartError as error:
+            return Outcome(failure=Failure.CRASHED, message=str(error))
+        outcome = worker.call(request, timeout)
+        if worker.alive:
+            with self._lock:
+                self._idle.append(worker)
         return outcome

@@ -1,12 +1,14 @@
-"""One sandbox process, seen from outside."""
+"""A suite's code seen from outside: one process that loaded it, and workers forked from it."""
 
 import contextlib
 import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 60.0
+CLOSE_TIMEOUT = 5.0
 MAX_ANSWER = 64 * 1024 * 1024
 
 
@@ -47,25 +50,37 @@ class SandboxStartError(RuntimeError):
     """The suite's code could not be loaded; the message is for its author."""
 
 
-class SandboxProcess:
-    """Starts on construction; answers one call at a time; unusable after a timeout or a crash."""
+class Sandbox:
+    """Loads the code on construction; `start_worker` gives processes that run it.
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "dressage.sandbox.inside", str(folder)),
-                *(str(limits.memory_bytes), str(limits.file_bytes)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(folder),
-            cwd=folder,
-            start_new_session=True,  # its own group: whatever it starts ends with it
-        )
-        self._unread = b""
+    Attributes:
+        tools: Schemas of the tools.
+        measures: Names of the measures.
+        environments: Names of the environments with the schemas of their tools.
+
+    Raises:
+        SandboxStartError: The code cannot be loaded.
+    """
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "dressage.sandbox.inside", str(folder)),
+                    *(str(limits.memory_bytes), str(limits.file_bytes)),
+                ],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=_environment(folder),
+                cwd=folder,
+                start_new_session=True,
+            )
         try:
-            answer = self._receive(START_TIMEOUT)
+            answer = _LineReader(self._control).next(START_TIMEOUT)
         except TimeoutError:
             answer = {"error": "code", "message": f"not loaded within {START_TIMEOUT:g} seconds"}
         if answer is None or "error" in answer:
@@ -73,66 +88,106 @@ class SandboxProcess:
             raise SandboxStartError(answer["message"] if answer else "the code ended its process")
         self.tools: list[dict[str, Any]] = answer["tools"]
         self.measures: list[str] = answer["measures"]
+        self.environments: list[dict[str, Any]] = answer["environments"]
 
-    @property
-    def alive(self) -> bool:
-        """Whether it can take another call."""
-        return self._process.poll() is None
+    def start_worker(self) -> "Worker":
+        """Fork a process.
+
+        Raises:
+            SandboxStartError: The process that loaded the code is gone.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+            return Worker(ours)
+        except (OSError, TimeoutError):
+            ours.close()
+            raise SandboxStartError("the process that holds the suite's code is gone") from None
+
+    def close(self) -> None:
+        """End the process that loaded the code. Workers end with their own `close`."""
+        self._control.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Worker:
+    """Answers one call at a time; unusable after a timeout or a crash."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._lines = _LineReader(connection)
+        hello = self._lines.next(START_TIMEOUT)
+        if hello is None:
+            raise OSError("the worker ended at once")
+        self.pid: int = hello["pid"]
+        self.alive = True
 
     def call(self, request: dict[str, Any], timeout: float) -> Outcome:
         """Send one request and wait for its answer, at most `timeout` seconds."""
-        assert self._process.stdin is not None
+        if not self.alive:
+            return Outcome(failure=Failure.CRASHED, message="the process is gone")
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            self.close()
-            return Outcome(failure=Failure.CRASHED, message="the process was gone")
-        try:
-            answer = self._receive(timeout)
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            answer = self._lines.next(timeout)
         except TimeoutError:
-            self.close()
+            self.kill()
             message = f"no result within {timeout:g} seconds"
             return Outcome(failure=Failure.TIMED_OUT, message=message)
+        except OSError:
+            answer = None
         if answer is None:
-            self.close()
+            self.kill()
             return Outcome(failure=Failure.CRASHED, message="the process ended during the call")
         if "error" in answer:
             return Outcome(failure=Failure(answer["error"]), message=answer["message"])
         return Outcome(value=answer["value"])
 
     def close(self) -> None:
-        """End the process and everything it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        """Let an environment close, then end the process."""
+        if self.alive:
+            self.call({"call": "close"}, CLOSE_TIMEOUT)
+        self.kill()
 
-    def _receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next answer, or None when the process ends or talks nonsense.
+    def kill(self) -> None:
+        """End the process and everything it started."""
+        if self.alive:
+            self.alive = False
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._connection.close()
+
+
+class _LineReader:
+    """Whole JSON lines out of a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = bytearray()
+
+    def next(self, timeout: float) -> dict[str, Any] | None:
+        """The next line, or None when the other side ends or talks nonsense.
 
         Raises:
             TimeoutError: It does neither in time.
         """
-        assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
-        received = bytearray(self._unread)
         with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while (end := received.find(b"\n")) < 0:
+            selector.register(self._connection, selectors.EVENT_READ)
+            while (end := self._received.find(b"\n")) < 0:
                 left = deadline - time.monotonic()
                 if left <= 0 or not selector.select(left):
                     raise TimeoutError
-                chunk = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not chunk or len(received) > MAX_ANSWER:
+                chunk = self._connection.recv(1 << 16)
+                if not chunk or len(self._received) > MAX_ANSWER:
                     return None
-                received += chunk
-        self._unread = bytes(received[end + 1 :])
+                self._received += chunk
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
         try:
-            answer: dict[str, Any] = json.loads(received[:end])
+            answer: dict[str, Any] = json.loads(line)
         except ValueError:
             return None
         return answer

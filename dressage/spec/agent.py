@@ -1,9 +1,9 @@
 """The agent as data: a model, static instructions and tool names."""
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dressage.spec.base import Spec
 
@@ -48,6 +48,19 @@ class AgentSpec(Spec):
     tools: tuple[str, ...] = Field(
         default=(), description="Names of `@function_tool` functions in the suite's code."
     )
+
+    environment: str | None = Field(
+        default=None,
+        description="An `Environment` class in the suite's code; its tools are the agent's.",
+    )
+
+    @model_validator(mode="after")
+    def _one_source_of_tools(self) -> Self:
+        if self.environment and self.tools:
+            raise ValueError(
+                "the environment's tools are the agent's: leave agent.tools out, or the environment"
+            )
+        return self
 
     @field_validator("tools")
     @classmethod

@@ -1,6 +1,12 @@
-"""The model every specification derives from."""
+"""The model every specification derives from, and what no stored text may hold."""
+
+import re
 
 from pydantic import BaseModel, ConfigDict
+
+# A NUL character as JSON writes it, and not the same six characters after a backslash of the text.
+# Postgres stores no NUL.
+JSON_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
 class Spec(BaseModel):

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dressage.spec.agent import AgentSpec
 from dressage.spec.artifact import Artifact
-from dressage.spec.base import Spec
+from dressage.spec.base import JSON_NUL, Spec
 from dressage.spec.export import ExportSpec, export_name
 from dressage.spec.measure import RewardSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
@@ -91,7 +91,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _storable(self) -> Self:
-        if "\\u0000" in self.model_dump_json():
+        if JSON_NUL.search(self.model_dump_json()):
             raise ValueError("a text has a NUL character, which cannot be stored")
         return self
 

@@ -42,6 +42,13 @@ class ToolInfo(Spec):
     parameters: dict[str, Any]
 
 
+class EnvironmentInfo(Spec):
+    """An environment found in a suite's code, and the tools it offers."""
+
+    name: str
+    tools: tuple[ToolInfo, ...]
+
+
 class SuiteInfo(Spec):
     """A stored suite. Immutable: new content is a new version."""
 
@@ -53,6 +60,7 @@ class SuiteInfo(Spec):
     case_count: int
     tools: tuple[ToolInfo, ...] = ()
     measures: tuple[str, ...] = ()
+    environments: tuple[EnvironmentInfo, ...] = ()
     created_at: datetime
 
     @property

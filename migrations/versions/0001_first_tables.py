@@ -23,6 +23,7 @@ def upgrade() -> None:
     sa.Column('storage_key', sa.String(), nullable=False),
     sa.Column('case_count', sa.Integer(), nullable=False),
     sa.Column('tools', sa.JSON(), nullable=False),
+    sa.Column('environments', sa.JSON(), nullable=False),
     sa.Column('measures', postgresql.JSONB(astext_type=sa.Text()), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('clock_timestamp()'), nullable=False),
     sa.PrimaryKeyConstraint('id', name=op.f('pk_suites')),

@@ -47,6 +47,7 @@ async def add_job(sessions, **values):
                 case_count=1,
                 tools=[],
                 measures=[],
+                environments=[],
             )
             session.add(suite)
             await session.flush()

@@ -1,11 +1,12 @@
-import os
 import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from dressage.sandbox.pool import SandboxPool
-from dressage.sandbox.process import Failure, Limits, SandboxStartError
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
 
 CODE = '''
 import asyncio, os, subprocess, time
@@ -74,13 +75,13 @@ def fine(context):
 @pytest.fixture
 def pool(tmp_path):
     (tmp_path / "tools.py").write_text(CODE)
-    pool = SandboxPool(tmp_path, size=4)
+    pool = WorkerPool(Sandbox(tmp_path), size=4)
     yield pool
     pool.close()
 
 
 def call(name, **arguments):
-    return {"call": "tool", "name": name, "arguments": arguments, "max_output": 100}
+    return None, {"call": "tool", "name": name, "arguments": arguments, "max_output": 100}
 
 
 def test_results_come_back_in_order_and_prints_do_not_disturb_them(pool):
@@ -120,9 +121,9 @@ def test_a_long_result_is_cut_and_says_so(pool):
 
 def test_no_secret_of_the_service_reaches_user_code(pool, monkeypatch, tmp_path):
     monkeypatch.setenv("DRESSAGE_DATABASE_URL", "postgresql://s3cr3t")
-    fresh = SandboxPool(tmp_path, size=1)
-    request = {**call("environment"), "max_output": 100_000}
-    assert "s3cr3t" not in fresh.run([request], timeout=10)[0].value
+    fresh = WorkerPool(Sandbox(tmp_path), size=1)
+    request = {**call("environment")[1], "max_output": 100_000}
+    assert "s3cr3t" not in fresh.run([(None, request)], timeout=10)[0].value
     fresh.close()
 
 
@@ -142,7 +143,8 @@ def test_the_context_crosses_the_pipe(pool):
         "tool_calls": [{"name": "t", "arguments": {}, "result": "lo", "error": None}],
         "stop_reason": "completed",
     }
-    (outcome,) = pool.run([{"call": "measure", "name": "fine", "context": context}], timeout=10)
+    request = {"call": "measure", "name": "fine", "context": context}
+    (outcome,) = pool.run([(None, request)], timeout=10)
     assert outcome.value == {"value": 1.0, "reason": "hello"}
 
 
@@ -163,7 +165,7 @@ def test_the_context_crosses_the_pipe(pool):
 def test_code_that_does_not_load_is_explained_by_file_and_line(tmp_path, code, message):
     (tmp_path / "tools.py").write_text(code)
     with pytest.raises(SandboxStartError) as caught:
-        SandboxPool(tmp_path, size=1)
+        Sandbox(tmp_path)
     assert str(caught.value).startswith(message)
 
 
@@ -171,24 +173,27 @@ def test_sandboxes_end_when_their_host_is_killed(tmp_path):
     (tmp_path / "tools.py").write_text(CODE)
     host = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from dressage.sandbox.process import Limits, SandboxProcess\n"
-        f"p = SandboxProcess(Path({str(tmp_path)!r}), Limits())\n"
-        "print(p._process.pid, flush=True)\ntime.sleep(1000)\n"
+        "from dressage.sandbox.process import Sandbox\n"
+        f"sandbox = Sandbox(Path({str(tmp_path)!r}))\nworker = sandbox.start_worker()\n"
+        "print(sandbox._process.pid, worker.pid, flush=True)\n"
+        "worker.call({'call': 'tool', 'name': 'hang', 'arguments': {}, 'max_output': 9}, 1000)\n"
     )
-    import sys
-
     process = subprocess.Popen([sys.executable, "-c", host], stdout=subprocess.PIPE, text=True)
-    sandbox = int(process.stdout.readline())
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    assert all(alive(pid) for pid in pids)
     process.kill()
     process.wait()
     deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(sandbox, 0)
-        except ProcessLookupError:
-            return
+    while any(alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "the sandbox is still there"
         time.sleep(0.05)
-    pytest.fail("the sandbox is still there")
+
+
+def alive(pid):
+    try:
+        return "Z (zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_limits_are_those_given(tmp_path):
@@ -196,7 +201,7 @@ def test_limits_are_those_given(tmp_path):
         "from dressage.authoring import function_tool\n\n@function_tool\ndef fill() -> str:\n"
         '    """Write 2 MB."""\n    open("file", "wb").write(b"x" * 2_000_000)\n    return "done"\n'
     )
-    pool = SandboxPool(tmp_path, size=1, limits=Limits(file_bytes=1_000_000))
+    pool = WorkerPool(Sandbox(tmp_path, Limits(file_bytes=1_000_000)), size=1)
     (outcome,) = pool.run([call("fill")], timeout=10)
     pool.close()
     assert outcome.failure is Failure.RAISED

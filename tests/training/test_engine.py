@@ -1,9 +1,10 @@
 import pytest
 
-from dressage.sandbox.pool import SandboxPool
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
-from worker.training.rollout.engine import EpisodeLimits, RolloutEngine
+from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
 from worker.training.rollout.episode import StopReason
 from worker.training.rollout.template import ConversationTemplate
 
@@ -31,7 +32,7 @@ def long(n: int) -> str:
 def sandbox(tmp_path_factory):
     folder = tmp_path_factory.mktemp("code")
     (folder / "tools.py").write_text(CODE)
-    pool = SandboxPool(folder, size=2)
+    pool = WorkerPool(Sandbox(folder), size=2)
     yield pool
     pool.close()
 
@@ -41,11 +42,11 @@ def play(tokenizer, sandbox):
     """Play one episode in which the model says the given texts, turn by turn."""
 
     def go(*says, completion_tokens=400, tool_iterations=3, ends=True):
-        template = ConversationTemplate(tokenizer, sandbox.tools)
+        template = ConversationTemplate(tokenizer, sandbox.sandbox.tools)
         engine = RolloutEngine(
             template=template,
-            instructions="Be brief.",
-            sandbox=sandbox,
+            agent=AgentParts("Be brief.", None, 0),
+            pool=sandbox,
             limits=EpisodeLimits(completion_tokens, tool_iterations, 5.0, 1000),
         )
         turns = iter(says)

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dressage.sandbox.pool import SandboxPool
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Sandbox
 from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
 from worker.training.rewards.weighted import Scorer, group_rewards
@@ -37,7 +38,7 @@ def once(context):
 @pytest.fixture
 def sandbox(tmp_path):
     (tmp_path / "measures.py").write_text(CODE)
-    pool = SandboxPool(tmp_path, size=2)
+    pool = WorkerPool(Sandbox(tmp_path), size=2)
     yield pool
     pool.close()
 

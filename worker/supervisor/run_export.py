@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import structlog
 from sqlalchemy.exc import OperationalError
@@ -82,7 +83,7 @@ def _prepare(
         lease,
         JobSpec.model_validate(job.spec),
         load(context.storage, suite),
-        suite.tools,
+        _agent_tools(suite, job),
         ArtifactKind(trained.kind),
     )
     (run / SPEC).write_text(spec.model_dump_json(indent=1))
@@ -90,7 +91,7 @@ def _prepare(
 
 
 def _export_spec(
-    lease: ExportLease, job: JobSpec, suite: Suite, tools: list[dict[str, str]], kind: ArtifactKind
+    lease: ExportLease, job: JobSpec, suite: Suite, tools: list[dict[str, Any]], kind: ArtifactKind
 ) -> ExportRunSpec:
     case = suite.cases[0]
     messages = (
@@ -106,14 +107,19 @@ def _export_spec(
             "base_model": job.agent.model,
             "trained": kind,
             "messages": messages,
-            "tools": [
-                {"type": "function", "function": tool}
-                for tool in tools
-                if tool["name"] in job.agent.tools
-            ],
+            "tools": [{"type": "function", "function": tool} for tool in tools],
             "context_length": PROMPT_TOKENS + job.training.max_completion_length,
         }
     )
+
+
+def _agent_tools(suite: SuiteRow, job: JobRow) -> list[dict[str, Any]]:
+    agent = JobSpec.model_validate(job.spec).agent
+    if agent.environment:
+        by_name = {environment["name"]: environment for environment in suite.environments}
+        tools: list[dict[str, Any]] = by_name[agent.environment]["tools"]
+        return tools
+    return [tool for tool in suite.tools if tool["name"] in agent.tools]
 
 
 async def _run(context: WorkerContext, sessions: Sessions, lease: ExportLease, run: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from transformers import set_seed
 
 from dressage.authoring.suite import Suite
-from dressage.sandbox.pool import SandboxPool
-from dressage.sandbox.process import SandboxStartError
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import Evaluation, EventType
 from dressage.spec.job import JobSpec
@@ -22,7 +22,7 @@ from worker.training.checkpoints import newest_complete
 from worker.training.evaluate import paired_gain, split, summary
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
-from worker.training.rollout.engine import EpisodeLimits, RolloutEngine
+from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
 from worker.training.rollout.template import ConversationTemplate
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
@@ -33,7 +33,7 @@ from worker.training.update.trainer import JobTrainer, unscored_message
 
 log = logging.getLogger(__name__)
 
-SANDBOX_PROCESSES = 4
+SANDBOX_WORKERS = 16  # calls that run at the same time; many of them wait for something
 BEFORE, AFTER = "before", "after"
 
 
@@ -50,20 +50,20 @@ def run_job(run: RunDirectory) -> None:
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as code:
         suite.write_code(Path(code))
         try:
-            sandbox = SandboxPool(Path(code), size=SANDBOX_PROCESSES)
+            pool = WorkerPool(Sandbox(Path(code)), size=SANDBOX_WORKERS)
         except SandboxStartError as error:
             raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
         try:
-            _run(run, job, suite, sandbox, previous)
+            _run(run, job, suite, pool, previous)
         finally:
-            sandbox.close()
+            pool.close()
 
 
 def _run(
-    run: RunDirectory, job: JobSpec, suite: Suite, sandbox: SandboxPool, previous: tuple[Path, ...]
+    run: RunDirectory, job: JobSpec, suite: Suite, pool: WorkerPool, previous: tuple[Path, ...]
 ) -> None:
     training_cases, held_out = split(suite.cases, job.evaluation.holdout)
-    parts = _build(run, job, sandbox, training_cases)
+    parts = _build(run, job, pool, training_cases)
 
     evaluation = HeldOut(run, job, parts, held_out, previous)
     if held_out:
@@ -97,18 +97,15 @@ class Parts:
     trainer: JobTrainer
 
 
-def _build(
-    run: RunDirectory, job: JobSpec, sandbox: SandboxPool, training_cases: list[Case]
-) -> Parts:
+def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: list[Case]) -> Parts:
     use_cpu = not torch.cuda.is_available() or job.resources.gpus == 0
     training = job.training
     tokenizer = load_tokenizer(job.agent.model)
-    by_name = {tool["name"]: tool for tool in sandbox.tools}
-    template = ConversationTemplate(tokenizer, [by_name[name] for name in job.agent.tools])
+    template = ConversationTemplate(tokenizer, _agent_tools(job, pool.sandbox))
     engine = RolloutEngine(
         template=template,
-        instructions=job.agent.instructions,
-        sandbox=sandbox,
+        agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
+        pool=pool,
         limits=EpisodeLimits(
             completion_tokens=training.max_completion_length,
             tool_iterations=training.max_tool_iterations,
@@ -116,7 +113,7 @@ def _build(
             tool_output=training.max_tool_output,
         ),
     )
-    scorer = Scorer(job.rewards, sandbox, timeout=training.tool_timeout)
+    scorer = Scorer(job.rewards, pool, timeout=training.tool_timeout)
     model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
     set_seed(training.seed)  # the adapter's first weights
     trainer = JobTrainer(
@@ -130,6 +127,19 @@ def _build(
         use_cpu=use_cpu,
     )
     return Parts(template.tokenizer, engine, scorer, trainer)
+
+
+def _agent_tools(job: JobSpec, sandbox: Sandbox) -> list[dict[str, Any]]:
+    """The schemas of the agent's tools, as its suite's code gives them."""
+    if job.agent.environment:
+        tools: list[dict[str, Any]] = next(
+            environment["tools"]
+            for environment in sandbox.environments
+            if environment["name"] == job.agent.environment
+        )
+        return tools
+    by_name = {tool["name"]: tool for tool in sandbox.tools}
+    return [by_name[name] for name in job.agent.tools]
 
 
 class HeldOut:
@@ -207,6 +217,7 @@ def _result(
         "model": saved.name,
         "base_model": job.agent.model,
         "tools": list(job.agent.tools),
+        "environment": job.agent.environment,
         "instructions": job.agent.instructions,
         **_gains(evaluation.done),
     }

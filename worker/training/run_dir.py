@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from pydantic import Field
 
 from dressage.spec.artifact import ArtifactKind
-from dressage.spec.base import Spec
+from dressage.spec.base import JSON_NUL, Spec
 from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
@@ -79,7 +79,7 @@ class RunDirectory:
         line = {"type": type_, "time": datetime.now(UTC).isoformat(), "data": data}
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
         # A model can write NUL and half a surrogate pair; no database stores them.
-        text = text.replace("\\u0000", "\\ufffd")
+        text = JSON_NUL.sub(r"\1\\ufffd", text)
         self._events.write(text.encode("utf-8", "replace") + b"\n")
         self._events.flush()
 

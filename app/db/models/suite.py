@@ -25,5 +25,6 @@ class SuiteRow(Base):
     case_count: Mapped[int]
     # JSON, not JSONB: the order of keys is part of what a chat template renders.
     tools: Mapped[list[Any]] = mapped_column(JSON)
+    environments: Mapped[list[Any]] = mapped_column(JSON)
     measures: Mapped[list[Any]]
     created_at: Mapped[CreatedAt]

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dressage.sandbox.pool import SandboxPool
-from dressage.sandbox.process import Failure, Outcome
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Failure, Outcome, Worker
 from dressage.spec.event import MeasureVerdict
 from dressage.spec.measure import RewardSpec
 from worker.training.rollout.episode import Episode
@@ -24,28 +24,41 @@ class Scored:
 class Scorer:
     """Runs a job's measures in the sandbox."""
 
-    def __init__(
-        self, rewards: Sequence[RewardSpec], sandbox: SandboxPool, *, timeout: float
-    ) -> None:
-        self._rewards, self._sandbox, self._timeout = tuple(rewards), sandbox, timeout
+    def __init__(self, rewards: Sequence[RewardSpec], pool: WorkerPool, *, timeout: float) -> None:
+        self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
 
     def score(self, episodes: Sequence[Episode]) -> list[Scored]:
-        """Measure every episode; all calls run side by side."""
-        requests = [
-            {"call": "measure", "name": reward.measure, "context": context}
-            for context in map(_context, episodes)
-            for reward in self._rewards
-        ]
-        outcomes = self._sandbox.run(requests, self._timeout)
-        again = [i for i, o in enumerate(outcomes) if o.failure in _MAY_PASS_NEXT_TIME]
-        repeated = self._sandbox.run([requests[i] for i in again], self._timeout)
-        for i, outcome in zip(again, repeated, strict=True):
-            outcomes[i] = outcome
-        size = len(self._rewards)
+        """Measure every episode, all side by side, and close their environments."""
+        try:
+            verdicts = [self._round(reward, episodes) for reward in self._rewards]
+        finally:
+            self._close([episode.worker for episode in episodes if episode.worker])
         return [
-            self._scored(episode, outcomes[i * size : (i + 1) * size])
-            for i, episode in enumerate(episodes)
+            self._scored(episode, list(outcomes))
+            for episode, outcomes in zip(episodes, zip(*verdicts, strict=True), strict=True)
         ]
+
+    def _round(self, reward: RewardSpec, episodes: Sequence[Episode]) -> list[Outcome]:
+        """One measure on all episodes: an environment takes one call after the other."""
+        calls = [
+            (episode.worker, {"call": "measure", "name": reward.measure, "context": context})
+            for episode, context in zip(episodes, map(_context, episodes), strict=True)
+        ]
+        outcomes = self._pool.run(calls, self._timeout)
+        again = [
+            at
+            for at, outcome in enumerate(outcomes)
+            if outcome.failure in _MAY_PASS_NEXT_TIME and not episodes[at].worker
+        ]
+        repeated = self._pool.run([calls[at] for at in again], self._timeout)
+        for at, outcome in zip(again, repeated, strict=True):
+            outcomes[at] = outcome
+        return outcomes
+
+    def _close(self, workers: list[Worker]) -> None:
+        self._pool.run([(worker, {"call": "close"}) for worker in workers], self._timeout)
+        for worker in workers:
+            worker.kill()
 
     def _scored(self, episode: Episode, outcomes: list[Outcome]) -> Scored:
         verdicts = tuple(
@@ -58,7 +71,7 @@ class Scorer:
         )
         values = [verdict.value for verdict in verdicts]
         known = [value for value in values if value is not None]
-        if len(known) < len(values):
+        if len(known) < len(values) or episode.lost is not None:
             return Scored(episode, verdicts, None, passed=False)
         total = sum(r.weight * v for r, v in zip(self._rewards, known, strict=True))
         # A penalty (negative weight) has no part in whether the case was solved.

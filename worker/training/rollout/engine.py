@@ -1,12 +1,14 @@
 """Plays episodes: generate, run the tools of all episodes at once, go on."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from dressage.authoring.measure import ToolCall
-from dressage.sandbox.pool import SandboxPool
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Outcome, Worker
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from worker.training.rollout.episode import Episode, StopReason
@@ -14,6 +16,8 @@ from worker.training.rollout.template import ConversationTemplate
 from worker.training.seeds import derived_seed
 
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]
+
+OPEN_TRIES = 2
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,15 @@ class EpisodeLimits:
     tool_output: int
 
 
+@dataclass(frozen=True)
+class AgentParts:
+    """What an episode's conversation starts from."""
+
+    instructions: str | None
+    environment: str | None
+    seed: int
+
+
 class RolloutEngine:
     """Everything an episode needs except the model."""
 
@@ -33,13 +46,12 @@ class RolloutEngine:
         self,
         *,
         template: ConversationTemplate,
-        instructions: str | None,
-        sandbox: SandboxPool | None,
+        agent: AgentParts,
+        pool: WorkerPool,
         limits: EpisodeLimits,
     ) -> None:
-        self._template, self._instructions = template, instructions
-        self._sandbox, self._limits = sandbox, limits
-        self._tools = template.tool_names
+        self._template, self._agent = template, agent
+        self._pool, self._limits = pool, limits
 
     def play(
         self,
@@ -48,9 +60,16 @@ class RolloutEngine:
         end_ids: frozenset[int],
         seed: int,
     ) -> list[Episode]:
-        """Play one episode for each (case, index in its group), all turn by turn together."""
-        episodes = [self._opened(case, index) for case, index in cases]
-        live = episodes
+        """Play one episode for each (case, index in its group), all turn by turn together.
+
+        Environments stay open for the measures; who scores the episodes closes them.
+        """
+        episodes = [self._opened(*pair) for pair in zip(cases, self._open(cases), strict=True)]
+        for episode in episodes:
+            if episode.lost is not None:  # one masked token: a rollout is never empty
+                episode.stop_reason = StopReason.ENVIRONMENT_LOST
+                episode.append([min(end_ids)], [TokenRole.SCAFFOLD])
+        live = [episode for episode in episodes if episode.stop_reason is None]
         turn = 0
         while live:
             prompts = [episode.prompt_ids + episode.completion_ids for episode in live]
@@ -66,20 +85,66 @@ class RolloutEngine:
             turn += 1
         return episodes
 
-    def prompt_messages(self, case: Case) -> list[dict[str, Any]]:
-        """The agent's instructions and the case's input as a conversation."""
+    def prompt_messages(self, case: Case, added: str | None = None) -> list[dict[str, Any]]:
+        """The agent's instructions and the case's input as a conversation.
+
+        Args:
+            case: The case.
+            added: What its environment adds to the last user message.
+        """
         turns: list[dict[str, Any]] = (
             [{"role": "user", "content": case.input}]
             if isinstance(case.input, str)
             else [message.model_dump() for message in case.input]
         )
-        if self._instructions:
-            turns.insert(0, {"role": "system", "content": self._instructions})
+        if added:
+            turns[-1] = {**turns[-1], "content": turns[-1]["content"] + added}
+        if self._agent.instructions:
+            turns.insert(0, {"role": "system", "content": self._agent.instructions})
         return turns
 
-    def _opened(self, case: Case, index: int) -> Episode:
-        messages = self.prompt_messages(case)
-        return Episode(case, index, messages, self._template.prompt(messages))
+    def _open(self, cases: Sequence[tuple[Case, int]]) -> list[tuple[Worker | None, Outcome]]:
+        """A fresh environment for each episode, reset; one that fails is tried once more."""
+        if self._agent.environment is None:
+            return [(None, Outcome())] * len(cases)
+        opened: list[tuple[Worker | None, Outcome]] = [(None, Outcome())] * len(cases)
+        missing = list(range(len(cases)))
+        for _ in range(OPEN_TRIES):
+            workers = [self._pool.sandbox.start_worker() for _ in missing]
+            calls = [
+                (worker, self._open_request(cases[at][0]))
+                for at, worker in zip(missing, workers, strict=True)
+            ]
+            outcomes = self._pool.run(calls, self._limits.tool_timeout)
+            for at, worker, outcome in zip(missing, workers, outcomes, strict=True):
+                if outcome.failure:
+                    worker.kill()
+                opened[at] = (worker, outcome)
+            missing = [at for at in missing if opened[at][1].failure]
+        return opened
+
+    def _open_request(self, case: Case) -> dict[str, Any]:
+        content = case.model_dump(mode="json", include={"input", "expect", "metadata"})
+        return {
+            "call": "open",
+            "name": self._agent.environment,
+            "case": {**content, "seed": derived_seed(self._agent.seed, "environment", case.id)},
+            "max_output": self._limits.tool_output,
+        }
+
+    def _opened(
+        self, pair: tuple[Case, int], environment: tuple[Worker | None, Outcome]
+    ) -> Episode:
+        (case, index), (worker, outcome) = pair, environment
+        messages = self.prompt_messages(case, outcome.value)
+        return Episode(
+            case,
+            index,
+            messages,
+            self._template.prompt(messages),
+            worker=worker,
+            lost=f"reset: {outcome.message}" if outcome.failure else None,
+        )
 
     def _take_turn(
         self, episode: Episode, prefix: list[int], ids: list[int], end_ids: frozenset[int]
@@ -88,7 +153,7 @@ class RolloutEngine:
         episode.append(ids, [TokenRole.ACTION] * len(ids))
         message = self._template.parse(ids, prefix)
         episode.messages.append(message)
-        calls: list[dict[str, Any]] = message.get("tool_calls") or []
+        calls = [call["function"] for call in message.get("tool_calls") or []]
         if not ids or ids[-1] not in end_ids:
             episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         elif not calls:
@@ -99,64 +164,85 @@ class RolloutEngine:
 
     def _run_tools(self, waiting: list[tuple[Episode, list[dict[str, Any]]]]) -> None:
         """Run the calls of all episodes side by side, then show each episode its results."""
-        flat = [call["function"] for _, calls in waiting for call in calls]
-        results = iter(self._results(flat))
-        for episode, calls in waiting:
-            messages = []
-            for call in calls:
-                result = next(results)
-                episode.tool_calls.append(result)
-                episode.tool_failures += result.error is not None
-                content = (
-                    json.dumps({"error": result.error}, ensure_ascii=False)
-                    if result.error is not None
-                    else str(result.result)
-                )
-                name = call["function"]["name"]
-                content = content.encode("utf-8", "replace").decode()  # tokenizers refuse the rest
-                messages.append({"role": "tool", "name": name, "content": content})
-            suffix = self._template.tool_suffix(messages)
-            episode.iterations += 1
-            # A result that leaves no room for an answer is not shown: the episode ends before it.
-            if len(episode.completion_ids) + len(suffix.ids) >= self._limits.completion_tokens:
-                episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
-                continue
+        results: dict[int, list[ToolCall]] = {id(episode): [] for episode, _ in waiting}
+        for calls in self._rounds(waiting):
+            for (episode, _), result in zip(calls, self._results(calls), strict=True):
+                results[id(episode)].append(result)
+        for episode, _ in waiting:
+            self._show(episode, results[id(episode)])
+
+    def _rounds(
+        self, waiting: list[tuple[Episode, list[dict[str, Any]]]]
+    ) -> Iterable[list[tuple[Episode, dict[str, Any]]]]:
+        """Calls that may run at the same time: an environment takes one after the other."""
+        if self._agent.environment is None:
+            yield [(episode, call) for episode, calls in waiting for call in calls]
+            return
+        for calls in zip_longest(*(calls for _, calls in waiting)):
+            yield [
+                (episode, call)
+                for (episode, _), call in zip(waiting, calls, strict=True)
+                if call is not None
+            ]
+
+    def _results(self, calls: list[tuple[Episode, dict[str, Any]]]) -> list[ToolCall]:
+        problems = [self._problem(call) for _, call in calls]
+        requests: list[tuple[Worker | None, dict[str, Any]]] = [
+            (
+                episode.worker,
+                {
+                    "call": "tool",
+                    "name": call["name"],
+                    "arguments": call["arguments"],
+                    "max_output": self._limits.tool_output,
+                },
+            )
+            for (episode, call), problem in zip(calls, problems, strict=True)
+            if not problem
+        ]
+        outcomes = iter(self._pool.run(requests, self._limits.tool_timeout))
+        results = []
+        for (episode, call), problem in zip(calls, problems, strict=True):
+            arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
+            outcome = Outcome() if problem else next(outcomes)
+            error = problem or (outcome.message if outcome.failure else None)
+            results.append(ToolCall(call["name"], arguments, outcome.value, error))
+            if episode.worker and not episode.worker.alive:
+                episode.lost = f"{call['name']}: {error}"
+        return results
+
+    def _show(self, episode: Episode, results: list[ToolCall]) -> None:
+        """Append tool results to an episode's messages and tokens."""
+        episode.tool_calls += results
+        episode.tool_failures += sum(result.error is not None for result in results)
+        episode.iterations += 1
+        messages = [_tool_message(result) for result in results]
+        suffix = self._template.tool_suffix(messages)
+        if episode.lost is not None:
+            episode.messages += messages
+            episode.stop_reason = StopReason.ENVIRONMENT_LOST
+        # A result that leaves no room for an answer is not shown: the episode ends before it.
+        elif len(episode.completion_ids) + len(suffix.ids) >= self._limits.completion_tokens:
+            episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
+        else:
             episode.messages += messages
             episode.escaped_markup += suffix.escaped
             episode.append(suffix.ids, suffix.roles)
 
-    def _results(self, calls: list[dict[str, Any]]) -> list[ToolCall]:
-        problems = [self._problem(call) for call in calls]
-        runnable = [call for call, problem in zip(calls, problems, strict=True) if not problem]
-        requests = [
-            {
-                "call": "tool",
-                "name": call["name"],
-                "arguments": call["arguments"],
-                "max_output": self._limits.tool_output,
-            }
-            for call in runnable
-        ]
-        outcomes = iter(
-            self._sandbox.run(requests, self._limits.tool_timeout)
-            if requests and self._sandbox
-            else []
-        )
-        results = []
-        for call, problem in zip(calls, problems, strict=True):
-            arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
-            if problem:
-                results.append(ToolCall(call["name"], arguments, None, problem))
-                continue
-            outcome = next(outcomes)
-            error = outcome.message if outcome.failure else None
-            results.append(ToolCall(call["name"], arguments, outcome.value, error))
-        return results
-
     def _problem(self, call: dict[str, Any]) -> str | None:
-        if call["name"] not in self._tools:
-            have = ", ".join(sorted(self._tools))
+        if call["name"] not in self._template.tool_names:
+            have = ", ".join(sorted(self._template.tool_names))
             return f"there is no tool {call['name']!r}; the tools are: {have}"
         if not isinstance(call["arguments"], dict):
             return "the arguments must be a JSON object"
         return None
+
+
+def _tool_message(result: ToolCall) -> dict[str, Any]:
+    content = (
+        str(result.result)
+        if result.error is None
+        else json.dumps({"error": result.error}, ensure_ascii=False)
+    )
+    content = content.encode("utf-8", "replace").decode()  # tokenizers refuse the rest
+    return {"role": "tool", "name": result.name, "content": content}

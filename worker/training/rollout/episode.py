@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from dressage.authoring.measure import ToolCall
+from dressage.sandbox.process import Worker
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 
@@ -15,6 +16,7 @@ class StopReason(StrEnum):
     COMPLETED = "completed"
     MAX_COMPLETION_LENGTH = "max_completion_length"
     MAX_TOOL_ITERATIONS = "max_tool_iterations"
+    ENVIRONMENT_LOST = "environment_lost"
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Episode:
         prompt_ids: Token ids of the prompt.
         completion_ids: Everything after the prompt: actions, observations, scaffold.
         roles: One role for each of `completion_ids`.
+        worker: The process of the episode's environment, if it has one.
+        lost: Why the environment failed. Such an episode is never scored.
     """
 
     case: Case
@@ -41,6 +45,8 @@ class Episode:
     escaped_markup: int = 0
     iterations: int = 0
     stop_reason: StopReason | None = None
+    worker: Worker | None = None
+    lost: str | None = None
 
     def append(self, ids: list[int], roles: list[TokenRole]) -> None:
         """Add tokens with their roles."""

@@ -199,7 +199,10 @@ class JobTrainer(GRPOTrainer):
             self._spec.seed, "train", self.state.global_step, self.accelerator.process_index
         )
         episodes = self._engine.play(pairs, generate, generate.end_ids, seed)
-        masked = [self._spec.mask_truncated_completions and e.truncated for e in episodes]
+        masked = [
+            e.lost is not None or (self._spec.mask_truncated_completions and e.truncated)
+            for e in episodes
+        ]
         self._scored = self._scorer.score(episodes)
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
@@ -230,6 +233,7 @@ class JobTrainer(GRPOTrainer):
         calls = sum(len(episode.tool_calls) for episode in episodes)
         values = {
             "pass_rate": _mean([float(s.passed) for s in self._scored if s.reward is not None]),
+            "environments/lost": float(sum(e.lost is not None for e in episodes)),
             "groups/dropped": _mean([float(None in group) for group in groups]),
             "groups/no_spread": _mean([float(len(set(group)) == 1) for group in groups]),
             "tools/calls": calls / len(episodes),
@@ -332,6 +336,9 @@ def lora_config(spec: TrainingSpec) -> LoraConfig | None:
 
 def unscored_message(scored: Sequence[Scored]) -> str:
     """Which measure failed on every rollout, and how."""
+    lost = next((s.episode.lost for s in scored if s.episode.lost is not None), None)
+    if lost is not None:
+        return f"the environment fails in every rollout: {lost}"
     failed = next(v for s in scored for v in s.verdicts if v.value is None)
     return f"the measure {failed.measure!r} fails on every rollout: {failed.reason}"
 
