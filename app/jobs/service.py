@@ -2,7 +2,10 @@
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
@@ -18,6 +21,7 @@ from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
 from dressage.spec.export import export_name
 from dressage.spec.job import Adjustment, JobSpec
+from dressage.spec.measure import JsonSchema
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
 
 PRIORITIES = {"urgent": 0, "high": 1, "normal": 2, "low": 3}
@@ -51,6 +55,7 @@ async def prepare(
         *_unknown_names(spec, suite),
         *_too_few_cases(spec, suite.case_count),
         *_nothing_to_predict(spec),
+        *_bad_schemas(spec),
         *models.problems(spec.agent),
     ]
     if problems:
@@ -182,7 +187,7 @@ def _unknown_names(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
             f"{_listed(suite.measures)}",
         )
         for at, reward in enumerate(spec.rewards)
-        if reward.measure not in suite.measures
+        if isinstance(reward.measure, str) and reward.measure not in suite.measures
     ]
     return problems
 
@@ -203,6 +208,31 @@ def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
             f"{case_count} are for training; lower batch_size × gradient_accumulation or holdout",
         )
     ]
+
+
+def _bad_schemas(spec: JobSpec) -> list[FieldProblem]:
+    problems = []
+    for at, reward in enumerate(spec.rewards):
+        if not isinstance(reward.measure, JsonSchema):
+            continue
+        schema = reward.measure.json_schema
+        try:
+            validator_for(schema, default=Draft202012Validator).check_schema(schema)
+        except SchemaError as error:
+            message = f"not a JSON schema: {error.json_path}: {error.message}"[:500]
+            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
+        if _refers_elsewhere(schema):
+            message = "a $ref must stay inside the schema (#/…)"
+            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
+    return problems
+
+
+def _refers_elsewhere(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        reference = schema.get("$ref", "#")
+        outside = isinstance(reference, str) and not reference.startswith("#")
+        return outside or any(_refers_elsewhere(value) for value in schema.values())
+    return isinstance(schema, list) and any(_refers_elsewhere(value) for value in schema)
 
 
 def _nothing_to_predict(spec: JobSpec) -> list[FieldProblem]:

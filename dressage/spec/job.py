@@ -84,7 +84,7 @@ class JobSpec(Spec):
     def _some_reward(cls, rewards: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
         if not rewards:
             raise ValueError("a job needs at least one measure to reward")
-        names = [reward.measure for reward in rewards]
+        names = [reward.name for reward in rewards]
         if len(set(names)) != len(names):
             raise ValueError("a measure may be named once; add up its weights")
         return rewards

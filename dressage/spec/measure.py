@@ -1,12 +1,143 @@
-"""Which measures make up the reward."""
+"""Which measures make up the reward: those of the suite by name, and built-in ones by type."""
 
-from pydantic import Field
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
 
 from dressage.spec.base import Spec
+
+ExpectField = Annotated[
+    str, Field(min_length=1, description="The entry of the case's `expect` to compare with.")
+]
+
+
+class ExactMatch(Spec):
+    """The final message is the expected text, after Unicode normalisation and trimming."""
+
+    type: Literal["exact_match"]
+    field: ExpectField = "answer"
+    case_sensitive: bool = False
+
+
+class Contains(Spec):
+    """The final message contains the expected text."""
+
+    type: Literal["contains"]
+    field: ExpectField = "answer"
+    case_sensitive: bool = False
+
+
+class RegexMatch(Spec):
+    """The pattern is found in the final message (at most a second is spent on it)."""
+
+    type: Literal["regex"]
+    pattern: str = Field(min_length=1, max_length=1000)
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return pattern
+
+
+class NumericCloseness(Spec):
+    """The last number of the final message is close to the expected one."""
+
+    type: Literal["numeric"]
+    field: ExpectField = "answer"
+    tolerance: float = Field(default=1e-6, ge=0, description="Absolute, or relative above 1.")
+
+
+class JsonSchema(Spec):
+    """The final message is JSON that the schema accepts."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(
+        alias="schema", description="The dialect its `$schema` names, else 2020-12."
+    )
+
+    model_config = Spec.model_config | {"serialize_by_alias": True}
+
+
+class ToolCalled(Spec):
+    """The tool was called without an error at least this often."""
+
+    type: Literal["tool_called"]
+    tool: str = Field(min_length=1)
+    times: int = Field(default=1, ge=1)
+
+
+class ToolNotCalled(Spec):
+    """There is an answer, and the tool was not called for it."""
+
+    type: Literal["tool_not_called"]
+    tool: str = Field(min_length=1)
+
+
+class ToolSequence(Spec):
+    """These tools were called in this order."""
+
+    type: Literal["tool_sequence"]
+    tools: tuple[str, ...] = Field(min_length=1)
+    exact: bool = Field(default=False, description="No other call before, between or after.")
+
+
+class NoToolErrors(Spec):
+    """At least one tool was called, and none of the calls failed."""
+
+    type: Literal["no_tool_errors"]
+
+
+class LengthLimit(Spec):
+    """There is a final message of at most so many words."""
+
+    type: Literal["length_limit"]
+    max_words: int = Field(ge=1)
+
+
+BuiltinMeasure = Annotated[
+    ExactMatch
+    | Contains
+    | RegexMatch
+    | NumericCloseness
+    | JsonSchema
+    | ToolCalled
+    | ToolNotCalled
+    | ToolSequence
+    | NoToolErrors
+    | LengthLimit,
+    Field(discriminator="type"),
+]
 
 
 class RewardSpec(Spec):
     """One measure and its weight in the reward."""
 
-    measure: str = Field(min_length=1, description="Name of a `@measure` function in the suite.")
-    weight: float = Field(default=1.0, description="The reward is the weighted sum.")
+    measure: Annotated[str, Field(min_length=1)] | BuiltinMeasure = Field(
+        description="The name of a `@measure` function in the suite, or a built-in measure."
+    )
+    weight: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="The reward is the weighted sum; a negative weight is a penalty.",
+    )
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> Self:
+        if self.weight == 0:
+            raise ValueError("a weight of 0 rewards nothing; leave the measure out")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What it is called in metrics and verdicts."""
+        measure = self.measure
+        if isinstance(measure, str):
+            return measure
+        if isinstance(measure, ToolCalled | ToolNotCalled):
+            return f"{measure.type}:{measure.tool}"
+        return measure.type

@@ -1,8 +1,8 @@
 """How a job trains. Names are TRL's where TRL has one; defaults are the vetted ones."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dressage.spec.base import Spec
 
@@ -104,8 +104,24 @@ class EvaluationSpec(Spec):
         default=0.2, ge=0, le=0.9, description="Share of the suite kept for evaluation; 0 = none."
     )
     every_steps: int | None = Field(
-        default=None, ge=1, description="Also evaluate during training, every n optimizer steps."
+        default=None,
+        ge=1,
+        description="Also evaluate during training, every n optimizer steps, and keep the best "
+        "weights. Half of the held-out cases are for choosing then, the other half for the proof.",
+    )
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="Stop after so many evaluations in a row without a better one.",
     )
     temperature: float | None = Field(
         default=None, ge=0, le=5, description="0 = greedy; the training temperature unless given."
     )
+
+    @model_validator(mode="after")
+    def _something_to_choose_by(self) -> Self:
+        if self.patience and not self.every_steps:
+            raise ValueError("patience needs every_steps: without it nothing is compared")
+        if self.every_steps and self.holdout == 0:
+            raise ValueError("every_steps needs held-out cases: holdout is 0")
+        return self

@@ -63,6 +63,46 @@ def test_an_unknown_tool_is_named(api, suite, job_spec):
     assert "'teleport'" in problem["detail"]
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"environment": "World", "tools": []}, "there is no environment 'World'"),
+        ({"environment": "World"}, "the environment's tools are the agent's"),
+    ],
+)
+def test_a_wrong_environment_is_refused(api, suite, job_spec, change, sentence):
+    job_spec["agent"] |= change
+    response = post(api, job_spec)
+    assert response.status_code == 422
+    assert sentence in response.json()["detail"]
+
+
+def test_built_in_measures_need_no_code(api, suite, job_spec):
+    job_spec["rewards"] = [
+        {"measure": {"type": "numeric"}},
+        {"measure": {"type": "no_tool_errors"}, "weight": 0.2},
+        {"measure": {"type": "json_schema", "schema": {"type": "object"}}, "weight": 0.1},
+    ]
+    response = post(api, job_spec)
+    assert response.status_code == 201, response.text
+    rewards = response.json()["spec"]["rewards"]
+    assert rewards[2]["measure"] == {"type": "json_schema", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"type": "strange"}, "not a JSON schema"),
+        ({"properties": {"a": {"$ref": "http://169.254.169.254/"}}}, "must stay inside"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused(api, suite, job_spec, schema, sentence):
+    job_spec["rewards"] = [{"measure": {"type": "json_schema", "schema": schema}}]
+    problem = post(api, job_spec).json()
+    assert problem["errors"][0]["field"] == "rewards.0.measure.schema"
+    assert sentence in problem["detail"]
+
+
 def test_a_step_that_needs_more_cases_than_there_are_is_refused(api, suite, job_spec):
     job_spec["training"] |= {"batch_size": 4096, "num_generations": 2}
     problem = post(api, job_spec).json()

@@ -16,6 +16,7 @@ from worker.training.checkpoints import newest_complete
 from worker.training.failures import RunFailure
 from worker.training.pipeline import run_job
 from worker.training.run_dir import MANIFEST
+from worker.training.update.best import BestWeights
 from worker.training.update.trainer import JobTrainer
 
 
@@ -259,3 +260,53 @@ def test_a_gradient_that_is_no_number_never_reaches_the_weights(make_run, monkey
         run_job(run)
     assert caught.value.reason is Reason.NUMERICAL_ERROR
     assert newest_complete((run.path,)).name == "checkpoint-1"
+
+
+def test_the_best_weights_are_kept_and_proved_on_other_cases(make_run, monkeypatch):
+    """With a learning rate that ruins the model, what is kept is an early step."""
+    run = make_run(
+        training={"max_steps": 4, "learning_rate": 0.5, "lr_scheduler": "constant"},
+        evaluation={"holdout": 0.4, "every_steps": 1, "temperature": 0},
+        rewards=[{"measure": {"type": "length_limit", "max_words": 8}}],
+    )
+    kept = {}
+    offer = BestWeights.offer
+
+    def remember(self, model, *, step, score):
+        better = offer(self, model, step=step, score=score)
+        if better:
+            kept.update(
+                {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+            )
+        return better
+
+    monkeypatch.setattr(BestWeights, "offer", remember)
+    run_job(run)
+    evaluations = {e["name"]: e for e in events_of(run, "evaluation")}
+    assert list(evaluations) == ["before", "step-1", "step-2", "step-3", "step-4", "after"]
+    chosen_by = set(evaluations["step-1"]["passed"])
+    proved_on = set(evaluations["after"]["passed"])
+    assert set(evaluations["before"]["passed"]) == proved_on
+    assert not chosen_by & proved_on
+    trained = {r["case_id"] for r in events_of(run, "rollout") if r["phase"] == "train"}
+    assert not trained & (chosen_by | proved_on)
+
+    result = json.loads((run.path / MANIFEST).read_text())["result"]
+    steps = [evaluations[f"step-{n}"] for n in (1, 2, 3, 4)]
+    scores = [(e["pass_rate"], e["mean_reward"]) for e in steps]
+    assert result["best_step"] == scores.index(max(scores)) + 1
+    assert evaluations["after"]["step"] == result["best_step"]
+    for name, tensor in weights(run).items():
+        assert torch.equal(tensor, kept[name.replace(".weight", ".default.weight")])
+
+
+def test_a_run_that_gets_no_better_stops(make_run):
+    run = make_run(
+        training={"max_steps": 50},
+        code={"generous.py": SAME_FOR_ALL},
+        rewards=[{"measure": "generous"}],
+        evaluation={"holdout": 0.1, "every_steps": 1, "patience": 2},
+    )
+    run_job(run)
+    assert events_of(run, "progress")[-1]["step"] == 3
+    assert json.loads((run.path / MANIFEST).read_text())["result"]["best_step"] == 1

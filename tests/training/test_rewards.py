@@ -72,6 +72,19 @@ def test_a_penalty_does_not_decide_whether_a_case_is_solved(sandbox):
     assert (scored.reward, scored.passed) == (pytest.approx(0.9), True)
 
 
+def test_built_in_measures_count_like_the_suites_own(sandbox):
+    specs = [
+        RewardSpec(measure="right", weight=1.0),
+        RewardSpec.model_validate({"measure": {"type": "numeric"}, "weight": 0.5}),
+        RewardSpec.model_validate({"measure": {"type": "exact_match", "field": "other"}}),
+    ]
+    (scored,) = Scorer(specs[:2], sandbox, timeout=5).score([episode("4")])
+    assert (scored.reward, scored.passed) == (1.5, True)
+    (scored,) = Scorer(specs, sandbox, timeout=5).score([episode("4")])
+    assert scored.reward is None
+    assert scored.verdicts[2].reason == "the case has no expect.other"
+
+
 def test_a_measure_that_raises_gives_no_reward_never_zero(sandbox):
     (scored,) = score(sandbox, ("right", 1.0), ("broken", 1.0))
     assert scored.reward is None

@@ -3,6 +3,7 @@
 import logging
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from worker.training.rollout.template import ConversationTemplate
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
 from worker.training.seeds import derived_seed
+from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
 from worker.training.update.model import load_model, load_tokenizer
 from worker.training.update.trainer import JobTrainer, unscored_message
@@ -65,9 +67,10 @@ def _run(
     training_cases, held_out = split(suite.cases, job.evaluation.holdout)
     parts = _build(run, job, pool, training_cases)
 
-    evaluation = HeldOut(run, job, parts, held_out, previous)
-    if held_out:
-        evaluation.at(BEFORE, step=0)
+    choosing, proof = _divided(held_out, job)
+    evaluation = HeldOut(run, job, parts, previous)
+    if proof:
+        evaluation.at(BEFORE, proof, step=0)
 
     run.emit(EventType.STATUS, status=JobStatus.TRAINING)
     checkpoint = newest_complete(previous)
@@ -75,16 +78,49 @@ def _run(
         log.info("continuing from %s", checkpoint.name)
         if parts.trainer.echo:
             parts.trainer.echo.restore(checkpoint)
-    if held_out and job.evaluation.every_steps:
-        parts.trainer.add_callback(evaluation.callback(job.evaluation.every_steps))
+    best = BestWeights(run.path / "best", [path / "best" for path in previous])
+    if job.evaluation.every_steps:
+        choose = _chooser(job, parts, evaluation, choosing, best)
+        parts.trainer.add_callback(EverySteps(job.evaluation.every_steps, choose))
     parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
     run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
-    if held_out:
-        evaluation.at(AFTER, step=parts.trainer.state.global_step)
+    step = parts.trainer.state.global_step
+    if best.step is not None:
+        best.restore(parts.trainer.model)
+        log.info(
+            "keeping the weights of step %d, the best of %d on held-out cases", best.step, step
+        )
+        step = best.step
+    if proof:
+        evaluation.at(AFTER, proof, step=step)
 
     saved = save(run, job, parts.trainer, parts.tokenizer)
-    run.finish(Manifest(files=(saved,), result=_result(job, parts.trainer, evaluation, saved)))
+    run.finish(
+        Manifest(files=(saved,), result=_result(job, parts.trainer, evaluation, saved, best))
+    )
+
+
+def _divided(held_out: list[Case], job: JobSpec) -> tuple[list[Case], list[Case]]:
+    """Cases to choose weights by, and cases for the proof.
+
+    The best of several evaluations looks better than it is on the cases it was chosen by.
+    """
+    return (held_out[::2], held_out[1::2]) if job.evaluation.every_steps else ([], held_out)
+
+
+def _chooser(
+    job: JobSpec, parts: "Parts", evaluation: "HeldOut", cases: list[Case], best: BestWeights
+) -> Callable[[int], bool]:
+    """Evaluates during training and keeps the best weights. True: stop, it gets no better."""
+
+    def choose(step: int) -> bool:
+        result = evaluation.at(f"step-{step}", cases, step=step)
+        best.offer(parts.trainer.model, step=step, score=(result.pass_rate, result.mean_reward))
+        patience = job.evaluation.patience
+        return patience is not None and best.evaluations_since >= patience
+
+    return choose
 
 
 @dataclass(frozen=True)
@@ -150,26 +186,25 @@ class HeldOut:
         run: RunDirectory,
         job: JobSpec,
         parts: Parts,
-        cases: list[Case],
         previous: tuple[Path, ...],
     ) -> None:
-        self._run, self._job, self._parts, self._cases = run, job, parts, cases
+        self._run, self._job, self._parts = run, job, parts
         self._previous = previous
         self.done: dict[str, Evaluation] = {}
 
-    def at(self, name: str, *, step: int) -> None:
+    def at(self, name: str, cases: list[Case], *, step: int) -> Evaluation:
         """Evaluate now and store the result under a name."""
         stored = self._stored(name) if name == BEFORE else None
         if stored:  # an earlier attempt has measured the base model already
             self.done[name] = stored
-            return
+            return stored
         temperature = self._job.evaluation.temperature
         if temperature is None:
             temperature = self._job.training.temperature
         generate = self._parts.trainer.generator(temperature)
         seed = derived_seed(self._job.training.seed, "evaluation")
         episodes = self._parts.engine.play(
-            [(case, 0) for case in self._cases], generate, generate.end_ids, seed
+            [(case, 0) for case in cases], generate, generate.end_ids, seed
         )
         scored = self._parts.scorer.score(episodes)
         if all(s.reward is None for s in scored):
@@ -184,10 +219,7 @@ class HeldOut:
         text = result.model_dump_json().encode()
         write_whole(_evaluation_file(self._run.path, name), lambda file: file.write(text))
         self._run.emit(EventType.EVALUATION, **result.model_dump())
-
-    def callback(self, every: int) -> Any:
-        """Evaluate every so many optimizer steps."""
-        return EverySteps(every, lambda step: self.at(f"step-{step}", step=step))
+        return result
 
     def _stored(self, name: str) -> Evaluation | None:
         for run in reversed(self._previous):
@@ -208,12 +240,17 @@ def save(run: RunDirectory, job: JobSpec, trainer: JobTrainer, tokenizer: Any) -
 
 
 def _result(
-    job: JobSpec, trainer: JobTrainer, evaluation: HeldOut, saved: ProducedFile
+    job: JobSpec,
+    trainer: JobTrainer,
+    evaluation: HeldOut,
+    saved: ProducedFile,
+    best: BestWeights,
 ) -> dict[str, Any]:
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
         "final_loss": losses[-1] if losses else None,
         "steps": trainer.state.global_step,
+        "best_step": best.step,
         "model": saved.name,
         "base_model": job.agent.model,
         "tools": list(job.agent.tools),

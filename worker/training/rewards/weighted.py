@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dressage.authoring.measure import AssistantMessage, MeasureContext
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Outcome, Worker
 from dressage.spec.event import MeasureVerdict
-from dressage.spec.measure import RewardSpec
+from dressage.spec.measure import BuiltinMeasure, RewardSpec
+from worker.training.measures.builtin import MissingExpectation, evaluate
 from worker.training.rollout.episode import Episode
 
 
@@ -40,9 +42,12 @@ class Scorer:
 
     def _round(self, reward: RewardSpec, episodes: Sequence[Episode]) -> list[Outcome]:
         """One measure on all episodes: an environment takes one call after the other."""
+        contexts = [_context(episode) for episode in episodes]
+        if not isinstance(reward.measure, str):
+            return [_builtin(reward.measure, context) for context in contexts]
         calls = [
-            (episode.worker, {"call": "measure", "name": reward.measure, "context": context})
-            for episode, context in zip(episodes, map(_context, episodes), strict=True)
+            (episode.worker, {"call": "measure", "name": reward.measure, "context": content})
+            for episode, content in zip(episodes, map(_crossing, contexts), strict=True)
         ]
         outcomes = self._pool.run(calls, self._timeout)
         again = [
@@ -63,7 +68,7 @@ class Scorer:
     def _scored(self, episode: Episode, outcomes: list[Outcome]) -> Scored:
         verdicts = tuple(
             MeasureVerdict(
-                measure=reward.measure,
+                measure=reward.name,
                 value=None if outcome.failure else outcome.value["value"],
                 reason=outcome.message if outcome.failure else outcome.value["reason"],
             )
@@ -84,17 +89,31 @@ class Scorer:
 _MAY_PASS_NEXT_TIME = (Failure.CRASHED, Failure.TIMED_OUT)
 
 
-def _context(episode: Episode) -> dict[str, Any]:
+def _builtin(spec: BuiltinMeasure, context: MeasureContext) -> Outcome:
+    try:
+        return Outcome(value=asdict(evaluate(spec, context)))
+    except MissingExpectation as error:
+        return Outcome(failure=Failure.RAISED, message=str(error))
+
+
+def _context(episode: Episode) -> MeasureContext:
     case = episode.case.model_dump(mode="json")
-    return {
-        "input": case["input"],
-        "expect": case["expect"],
-        "metadata": case["metadata"],
-        "messages": episode.messages,
-        "final": episode.final_text,
-        "tool_calls": [asdict(call) for call in episode.tool_calls],
-        "stop_reason": str(episode.stop_reason),
-    }
+    return MeasureContext(
+        input=case["input"],
+        expect=case["expect"],
+        metadata=case["metadata"],
+        messages=episode.messages,
+        final=AssistantMessage(episode.final_text),
+        tool_calls=episode.tool_calls,
+        stop_reason=str(episode.stop_reason),
+    )
+
+
+def _crossing(context: MeasureContext) -> dict[str, Any]:
+    """The context as it crosses the pipe; the environment is on the other side."""
+    content = asdict(context)
+    del content["environment"]
+    return {**content, "final": context.final.text}
 
 
 def group_rewards(rewards: Sequence[float | None], size: int) -> list[float | None]:

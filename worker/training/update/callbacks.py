@@ -11,18 +11,15 @@ from worker.training.failures import RunFailure
 
 
 class EverySteps(TrainerCallback):
-    """Calls a function every so many optimizer steps, after the last one only if asked to."""
+    """Calls a function every so many optimizer steps and after the last. True stops the run."""
 
-    def __init__(
-        self, every: int, action: Callable[[int], None], *, also_last: bool = False
-    ) -> None:
-        self._every, self._action, self._also_last = every, action, also_last
+    def __init__(self, every: int, action: Callable[[int], bool | None]) -> None:
+        self._every, self._action = every, action
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Call it if it is time."""
-        last = state.global_step >= state.max_steps
-        if state.global_step % self._every == 0 and (self._also_last or not last):
-            self._action(state.global_step)
+        if state.global_step % self._every == 0 or state.global_step >= state.max_steps:
+            control.should_training_stop |= bool(self._action(state.global_step))
 
 
 class FiniteGradients(TrainerCallback):

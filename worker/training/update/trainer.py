@@ -87,7 +87,7 @@ class JobTrainer(GRPOTrainer):
             rollout_func=self._play,
             callbacks=[EventCallback(run), FiniteGradients()],
         )
-        self.add_callback(EverySteps(1, lambda _: self.end_step(), also_last=True))
+        self.add_callback(EverySteps(1, lambda _: self.end_step()))
         self.remove_callback(PrinterCallback)
 
     def generator(self, temperature: float) -> TransformersGenerator:

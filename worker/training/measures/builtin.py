@@ -1,0 +1,177 @@
+"""Built-in measures: a finished rollout in, a verdict out. An empty answer never scores."""
+
+import json
+import re
+import unicodedata
+from functools import singledispatch
+from typing import Any
+
+import jsonschema
+import regex
+
+from dressage.authoring.measure import MeasureContext, MeasureResult, fail_reason, pass_reason
+from dressage.spec.measure import (
+    BuiltinMeasure,
+    Contains,
+    ExactMatch,
+    JsonSchema,
+    LengthLimit,
+    NoToolErrors,
+    NumericCloseness,
+    RegexMatch,
+    ToolCalled,
+    ToolNotCalled,
+    ToolSequence,
+)
+
+REGEX_SECONDS = 1.0
+# 1,234.5 and 1 234 and 1_234; then plain, decimal and scientific numbers.
+NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:[,_ ]\d{3})+(?!\d)(?:\.\d+)?"
+    r"|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
+)
+
+
+class MissingExpectation(ValueError):
+    """The case does not say what is expected."""
+
+
+def evaluate(spec: BuiltinMeasure, context: MeasureContext) -> MeasureResult:
+    """The verdict of a built-in measure.
+
+    Raises:
+        MissingExpectation: The case lacks the field to compare with. The measure has failed then,
+            not the rollout.
+    """
+    return _verdict(spec, context)
+
+
+@singledispatch
+def _verdict(spec: Any, context: MeasureContext) -> MeasureResult:
+    raise NotImplementedError(f"{type(spec).__name__} for {context.input!r}")
+
+
+@_verdict.register
+def _(spec: ExactMatch, context: MeasureContext) -> MeasureResult:
+    expected, answer = _pair(spec.field, context, case_sensitive=spec.case_sensitive)
+    if answer and answer == expected:
+        return pass_reason("the expected text")
+    return fail_reason(f"answered {answer[:200]!r}, expected {expected[:200]!r}")
+
+
+@_verdict.register
+def _(spec: Contains, context: MeasureContext) -> MeasureResult:
+    expected, answer = _pair(spec.field, context, case_sensitive=spec.case_sensitive)
+    if answer and expected in answer:
+        return pass_reason("contains the expected text")
+    return fail_reason(f"does not contain {expected[:200]!r}")
+
+
+@_verdict.register
+def _(spec: RegexMatch, context: MeasureContext) -> MeasureResult:
+    try:
+        found = regex.search(spec.pattern, context.final.text, timeout=REGEX_SECONDS)
+    except TimeoutError:
+        return fail_reason("the pattern took too long on this answer")
+    if found and context.final.text.strip():
+        return pass_reason(f"found {found.group()[:200]!r}")
+    return fail_reason("the pattern is not found")
+
+
+@_verdict.register
+def _(spec: NumericCloseness, context: MeasureContext) -> MeasureResult:
+    expected = last_number(str(_expected(spec.field, context)))
+    if expected is None:
+        raise MissingExpectation(f"expect.{spec.field} is not a number")
+    answered = last_number(context.final.text)
+    if answered is None:
+        return fail_reason("the answer has no number")
+    if abs(answered - expected) <= spec.tolerance * max(1.0, abs(expected)):
+        return pass_reason(f"{answered:g} is close enough")
+    return fail_reason(f"answered {answered:g}, expected {expected:g}")
+
+
+@_verdict.register
+def _(spec: JsonSchema, context: MeasureContext) -> MeasureResult:
+    try:
+        content = json.loads(context.final.text)
+    except (ValueError, RecursionError):
+        return fail_reason("the answer is not JSON")
+    validator = jsonschema.validators.validator_for(
+        spec.json_schema, default=jsonschema.Draft202012Validator
+    )
+    problem = jsonschema.exceptions.best_match(validator(spec.json_schema).iter_errors(content))
+    if problem:
+        return fail_reason(f"{problem.json_path}: {problem.message}"[:500])
+    return pass_reason("valid")
+
+
+@_verdict.register
+def _(spec: ToolCalled, context: MeasureContext) -> MeasureResult:
+    calls = [c for c in context.tool_calls if c.name == spec.tool and c.error is None]
+    counted = f"{spec.tool} was called {len(calls)} times without an error"
+    return pass_reason(counted) if len(calls) >= spec.times else fail_reason(counted)
+
+
+@_verdict.register
+def _(spec: ToolNotCalled, context: MeasureContext) -> MeasureResult:
+    if not context.final.text.strip():
+        return fail_reason("there is no answer")
+    if any(call.name == spec.tool for call in context.tool_calls):
+        return fail_reason(f"{spec.tool} was called")
+    return pass_reason(f"{spec.tool} was not called")
+
+
+@_verdict.register
+def _(spec: ToolSequence, context: MeasureContext) -> MeasureResult:
+    called = [call.name for call in context.tool_calls]
+    if spec.exact:
+        fits = called == list(spec.tools)
+    else:
+        rest = iter(called)
+        fits = all(tool in rest for tool in spec.tools)
+    shown = ", ".join(called) or "nothing"
+    return pass_reason(f"called {shown}") if fits else fail_reason(f"called {shown}")
+
+
+@_verdict.register
+def _(spec: NoToolErrors, context: MeasureContext) -> MeasureResult:  # noqa: ARG001
+    if not context.tool_calls:
+        return fail_reason("no tool was called")
+    failed = next((call for call in context.tool_calls if call.error is not None), None)
+    if failed:
+        return fail_reason(f"{failed.name}: {failed.error}"[:500])
+    return pass_reason(f"{len(context.tool_calls)} calls, no error")
+
+
+@_verdict.register
+def _(spec: LengthLimit, context: MeasureContext) -> MeasureResult:
+    words = len(context.final.text.split())
+    if 0 < words <= spec.max_words:
+        return pass_reason(f"{words} words")
+    return fail_reason(f"{words} words" if words else "there is no answer")
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text; full-width digits and the Unicode minus are understood."""
+    plain = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
+    found = NUMBER.findall(plain)
+    return float(re.sub("[,_ ]", "", found[-1])) if found else None
+
+
+def _pair(field: str, context: MeasureContext, *, case_sensitive: bool) -> tuple[str, str]:
+    expected = _plain(str(_expected(field, context)), case_sensitive=case_sensitive)
+    if not expected:
+        raise MissingExpectation(f"expect.{field} is empty")
+    return expected, _plain(context.final.text, case_sensitive=case_sensitive)
+
+
+def _expected(field: str, context: MeasureContext) -> Any:
+    if context.expect.get(field) is None:
+        raise MissingExpectation(f"the case has no expect.{field}")
+    return context.expect[field]
+
+
+def _plain(text: str, *, case_sensitive: bool) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", text).split())
+    return text if case_sensitive else text.casefold()
