@@ -12,8 +12,11 @@ class LoraSpec(Spec):
 
     r: int = Field(default=16, ge=1, le=1024, description="Rank.")
     alpha: int = Field(default=32, ge=1, description="Scale; the update is alpha / r × B·A.")
-    dropout: float = Field(default=0.05, ge=0, lt=1)
-    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    dropout: float = Field(default=0.05, ge=0, lt=1, description="In training only.")
+    target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
+        default="all-linear",
+        description="Names of the layers that get an adapter, or all linear ones.",
+    )
 
 
 class EchoSpec(Spec):
@@ -50,11 +53,23 @@ class TrainingSpec(Spec):
     gradient_accumulation: int = Field(
         default=2, ge=1, description="Forward passes per optimizer step."
     )
-    learning_rate: float = Field(default=1e-5, gt=0, le=1)
-    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_steps: int = Field(default=0, ge=0)
-    adam_beta2: float = Field(default=0.999, gt=0, lt=1)
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    learning_rate: float = Field(
+        default=1e-5, gt=0, le=1, description="At its highest; small models bear more."
+    )
+    lr_scheduler: Literal["linear", "cosine", "constant", "constant_with_warmup"] = Field(
+        default="linear",
+        description="How it falls. A constant rate can ruin a policy late in a run.",
+    )
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Optimizer steps in which the learning rate rises."
+    )
+    adam_beta2: float = Field(
+        default=0.999,
+        gt=0,
+        lt=1,
+        description="Memory of AdamW's second moment; lower for short runs.",
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Longer gradients are shortened.")
     num_generations: int = Field(
         default=4, ge=2, le=1024, description="Rollouts per case and step: the group."
     )
@@ -69,18 +84,33 @@ class TrainingSpec(Spec):
         le=1000,
         description="Times a rollout may return to the model.",
     )
-    temperature: float = Field(default=0.8, gt=0, le=5)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    top_k: int = Field(default=0, ge=0, description="0 means no limit.")
+    temperature: float = Field(default=0.8, gt=0, le=5, description="Of sampling rollouts.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Share of probability that is sampled from."
+    )
+    top_k: int = Field(default=0, ge=0, description="Most likely tokens sampled from; 0: all.")
     mask_truncated_completions: bool = Field(
         default=True, description="Rollouts cut at `max_completion_length` teach nothing."
     )
-    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = "dapo"
-    scale_rewards: Literal["group", "batch", "none"] = "group"
+    loss_type: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = Field(
+        default="dapo", description="How token losses are averaged; see TRL."
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        default="group", description="What the spread of rewards is divided out over."
+    )
     beta: float = Field(default=0.0, ge=0, description="Weight of the KL term to the base model.")
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    gradient_checkpointing: bool = False
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**31,
+        description="Root of every draw: data order, adapter, sampling, environments.",
+    )
+    dtype: Literal["bfloat16", "float16", "float32"] = Field(
+        default="bfloat16", description="Of the weights, and of mixed precision on a GPU."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Trade time for memory: compute activations twice."
+    )
     lora: LoraSpec | None = Field(default=None, description="Off (full weights) unless given.")
     echo: EchoSpec | None = Field(default=None, description="Off unless given.")
     logging_steps: int = Field(default=5, ge=1, description="Optimizer steps per metrics event.")

@@ -4,6 +4,7 @@ from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
+from worker.training.failures import RunFailure
 from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
 from worker.training.rollout.episode import StopReason
 from worker.training.rollout.template import ConversationTemplate
@@ -41,13 +42,13 @@ def sandbox(tmp_path_factory):
 def play(tokenizer, sandbox):
     """Play one episode in which the model says the given texts, turn by turn."""
 
-    def go(*says, completion_tokens=400, tool_iterations=3, ends=True):
+    def go(*says, completion_tokens=400, context_tokens=1024, tool_iterations=3, ends=True):
         template = ConversationTemplate(tokenizer, sandbox.sandbox.tools)
         engine = RolloutEngine(
             template=template,
             agent=AgentParts("Be brief.", None, 0),
             pool=sandbox,
-            limits=EpisodeLimits(completion_tokens, tool_iterations, 5.0, 1000),
+            limits=EpisodeLimits(completion_tokens, context_tokens, tool_iterations, 5.0, 1000),
         )
         turns = iter(says)
         end = tokenizer.eos_token_id
@@ -129,3 +130,17 @@ def test_a_result_that_leaves_no_room_is_not_shown(play):
     assert tool_messages(episode) == []
     assert len(episode.completion_ids) <= 120
     assert set(episode.roles) == {TokenRole.ACTION}
+
+
+def test_the_models_context_is_a_limit_of_its_own(play):
+    whole = play(call("long", n=30), "x", completion_tokens=900)
+    used = len(whole.prompt_ids) + len(whole.completion_ids)
+    cut = play(call("long", n=30), completion_tokens=900, context_tokens=used - 20)
+    assert cut.truncated
+    assert tool_messages(cut) == []
+    assert len(cut.prompt_ids) + len(cut.completion_ids) < used - 20
+
+
+def test_a_prompt_that_fills_the_context_is_named(play):
+    with pytest.raises(RunFailure, match="case 'c': its prompt has"):
+        play("x", context_tokens=50)

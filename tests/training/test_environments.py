@@ -83,7 +83,7 @@ def play(tokenizer, pool):
             template=ConversationTemplate(tokenizer, environment["tools"]),
             agent=AgentParts(None, "Counter", seed=5),
             pool=pool,
-            limits=EpisodeLimits(500, 4, 5.0, 1000),
+            limits=EpisodeLimits(500, 1024, 4, 5.0, 1000),
         )
         end = tokenizer.eos_token_id
         scripts = {f"question {i}": list(texts) for i, texts in enumerate(says)}

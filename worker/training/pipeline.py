@@ -30,7 +30,7 @@ from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory,
 from worker.training.seeds import derived_seed
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
-from worker.training.update.model import load_model, load_tokenizer
+from worker.training.update.model import context_length, load_model, load_tokenizer
 from worker.training.update.trainer import JobTrainer, unscored_message
 
 log = logging.getLogger(__name__)
@@ -138,19 +138,20 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
     training = job.training
     tokenizer = load_tokenizer(job.agent.model)
     template = ConversationTemplate(tokenizer, _agent_tools(job, pool.sandbox))
+    model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
     engine = RolloutEngine(
         template=template,
         agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
         pool=pool,
         limits=EpisodeLimits(
             completion_tokens=training.max_completion_length,
+            context_tokens=context_length(model),
             tool_iterations=training.max_tool_iterations,
             tool_timeout=training.tool_timeout,
             tool_output=training.max_tool_output,
         ),
     )
     scorer = Scorer(job.rewards, pool, timeout=training.tool_timeout)
-    model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
     set_seed(training.seed)  # the adapter's first weights
     trainer = JobTrainer(
         model=model,

@@ -10,7 +10,9 @@ from dressage.authoring.measure import ToolCall
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, Worker
 from dressage.spec.event import TokenRole
+from dressage.spec.status import Reason
 from dressage.spec.suite import Case
+from worker.training.failures import RunFailure
 from worker.training.rollout.episode import Episode, StopReason
 from worker.training.rollout.template import ConversationTemplate
 from worker.training.seeds import derived_seed
@@ -25,6 +27,7 @@ class EpisodeLimits:
     """What one episode may use. Output in characters, timeout in seconds."""
 
     completion_tokens: int
+    context_tokens: int
     tool_iterations: int
     tool_timeout: float
     tool_output: int
@@ -73,7 +76,7 @@ class RolloutEngine:
         turn = 0
         while live:
             prompts = [episode.prompt_ids + episode.completion_ids for episode in live]
-            room = [self._limits.completion_tokens - len(e.completion_ids) for e in live]
+            room = [self._room(episode) for episode in live]
             written = generate(prompts, room, derived_seed(seed, turn))
             waiting = []
             for episode, prefix, ids in zip(live, prompts, written, strict=True):
@@ -137,11 +140,18 @@ class RolloutEngine:
     ) -> Episode:
         (case, index), (worker, outcome) = pair, environment
         messages = self.prompt_messages(case, outcome.value)
+        prompt = self._template.prompt(messages)
+        if len(prompt) >= self._limits.context_tokens:
+            raise RunFailure(
+                Reason.SUITE_INVALID,
+                f"case {case.id!r}: its prompt has {len(prompt)} tokens, which leaves no room in "
+                f"the model's context of {self._limits.context_tokens}",
+            )
         return Episode(
             case,
             index,
             messages,
-            self._template.prompt(messages),
+            prompt,
             worker=worker,
             lost=f"reset: {outcome.message}" if outcome.failure else None,
         )
@@ -222,12 +232,18 @@ class RolloutEngine:
             episode.messages += messages
             episode.stop_reason = StopReason.ENVIRONMENT_LOST
         # A result that leaves no room for an answer is not shown: the episode ends before it.
-        elif len(episode.completion_ids) + len(suffix.ids) >= self._limits.completion_tokens:
+        elif len(suffix.ids) >= self._room(episode):
             episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         else:
             episode.messages += messages
             episode.escaped_markup += suffix.escaped
             episode.append(suffix.ids, suffix.roles)
+
+    def _room(self, episode: Episode) -> int:
+        """Tokens that an episode may still add: of its budget, and of the model's context."""
+        budget = self._limits.completion_tokens - len(episode.completion_ids)
+        used = len(episode.prompt_ids) + len(episode.completion_ids)
+        return min(budget, self._limits.context_tokens - used)
 
     def _problem(self, call: dict[str, Any]) -> str | None:
         if call["name"] not in self._template.tool_names:

@@ -43,6 +43,7 @@ class ConversationTemplate:
         self.tool_names = {tool["name"] for tool in tools}
         self.tokenizer = tokenizer
         self._template: str | None = None
+        self._pieces: dict[tuple[str, ...], list[str]] = {}
         if tokenizer.chat_template is None:
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED, "the model's tokenizer has no chat template; add one"
@@ -104,13 +105,16 @@ class ConversationTemplate:
         rendering, never by searching their text, and markup spelled inside a body is broken up, so
         that a tool cannot forge a turn.
         """
-        pieces = self._around(messages)
-        bodies = [self._body(message) for message in messages]
-        text = pieces[0] + "".join(b + p for b, p in zip(bodies, pieces[1:], strict=True))
-        if text != self._rendered(messages):
+        pieces = self._around(tuple(message["name"] for message in messages))
+        text = self._rendered(messages)
+        if len(messages) == 1:
+            bodies = [_between(text, *pieces)]
+        else:
+            bodies = [self._body(message) for message in messages]
+        if text != pieces[0] + "".join(b + p for b, p in zip(bodies, pieces[1:], strict=True)):
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED,
-                "the chat template renders several tool results differently from each alone",
+                "the chat template renders tool results differently depending on their text",
             )
         spans, at = [], 0
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
@@ -142,24 +146,30 @@ class ConversationTemplate:
                 roles += [role] * len(made)
         return Suffix(ids, roles, escaped)
 
-    def _around(self, messages: list[dict[str, Any]]) -> list[str]:
-        """The markup before, between and after the bodies."""
-        marks = [SENTINEL.format(i, len(messages)) for i in range(len(messages))]
-        marked = [{**m, "content": mark} for m, mark in zip(messages, marks, strict=True)]
-        pieces, rest = [], self._rendered(marked)
-        for mark in marks:
-            before, found, rest = rest.partition(mark)
-            if not found:
-                raise RunFailure(
-                    Reason.MODEL_UNSUPPORTED, "the chat template does not show tool results"
-                )
-            pieces.append(before)
-        return [*pieces, rest]
+    def _around(self, names: tuple[str, ...]) -> list[str]:
+        """The markup before, between and after the bodies of these tools' results."""
+        if names not in self._pieces:
+            marks = [SENTINEL.format(i, len(names)) for i in range(len(names))]
+            rest = self._rendered(
+                [
+                    {"role": "tool", "name": name, "content": mark}
+                    for name, mark in zip(names, marks, strict=True)
+                ]
+            )
+            pieces = []
+            for mark in marks:
+                before, found, rest = rest.partition(mark)
+                if not found:
+                    raise RunFailure(
+                        Reason.MODEL_UNSUPPORTED, "the chat template does not show tool results"
+                    )
+                pieces.append(before)
+            self._pieces[names] = [*pieces, rest]
+        return self._pieces[names]
 
     def _body(self, message: dict[str, Any]) -> str:
         """A tool result as this template writes it: plain, trimmed, or as a JSON string."""
-        before, after = self._around([message])
-        return self._rendered([message])[len(before) :].removesuffix(after)
+        return _between(self._rendered([message]), *self._around((message["name"],)))
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
         """What the template writes after the end token of the assistant's turn."""
@@ -188,3 +198,7 @@ class ConversationTemplate:
                 "the chat template rewrites earlier turns when a tool result follows",
             )
         return whole[len(before) :]
+
+
+def _between(text: str, before: str, after: str) -> str:
+    return text[len(before) : len(text) - len(after)]

@@ -1,6 +1,7 @@
 """Load a base model and its tokenizer, from the hub or a directory."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,12 @@ def load_model(name: str, *, dtype: str, use_cpu: bool) -> Any:
             Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
         ) from error
     return model if use_cpu else model.to("cuda")
+
+
+def context_length(model: Any) -> int:
+    """Tokens of prompt and completion that the model can hold."""
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return int(length) if length else sys.maxsize
 
 
 def is_peft_model(model: Any) -> bool:

@@ -1,0 +1,103 @@
+"""Write docs/training.md from the specification: `python scripts/training_docs.py`."""
+
+import typing
+from pathlib import Path
+
+from dressage.spec.training import EchoSpec, EvaluationSpec, LoraSpec, TrainingSpec
+
+TARGET = Path(__file__).resolve().parent.parent / "docs" / "training.md"
+OURS = "–"
+# What a field is called where it takes effect: in TRL's GRPOConfig, or PEFT's LoraConfig.
+MAPS_TO = {
+    "training.epochs": "num_train_epochs",
+    "training.batch_size": "per_device_train_batch_size",
+    "training.gradient_accumulation": "gradient_accumulation_steps",
+    "training.lr_scheduler": "lr_scheduler_type",
+    "training.dtype": "bf16 / fp16 (GPU), model dtype",
+    "training.gradient_checkpointing": "activation_checkpointing",
+    "training.lora.alpha": "lora_alpha",
+    "training.lora.dropout": "lora_dropout",
+    **{
+        f"training.{name}": OURS
+        for name in ("max_tool_iterations", "tool_timeout", "max_tool_output", "echo", "lora")
+    },
+}
+INTRODUCTION = """# Training: every field
+
+Made from the specification by `scripts/training_docs.py`. Lengths are tokens, times are seconds.
+
+A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations` for each case. If that does not divide, `gradient_accumulation` is raised to the next value that does, and the job lists the adjustment.
+
+**Truncated rollouts** (cut at `max_completion_length` or at the model's context) are left out of the loss while `mask_truncated_completions` is on. They are left out of ECHO's term, too: TRL takes their tokens out of the attention, so nothing can be predicted from them. Switch it off where rambling should cost something.
+
+**ECHO** ([arXiv 2605.24517](https://arxiv.org/abs/2605.24517)) adds coeff × cross-entropy of what tools and environments answered. Its term is at temperature 1 whatever the sampling is, counts result bodies only, and never the prompt. `coeff: 0` gives the weights of plain GRPO to the bit, with ECHO's curves (`echo/cross_entropy` per step, `environment_cross_entropy` per evaluation).
+
+**Keeping the best weights**: with `evaluation.every_steps`, half of the held-out cases choose, the other half prove; the gain is never computed on the cases that chose.
+"""
+
+
+def render():
+    tables = [
+        section("training", TrainingSpec),
+        section("training.lora", LoraSpec),
+        section("training.echo", EchoSpec),
+        section("evaluation", EvaluationSpec),
+    ]
+    return "\n".join([INTRODUCTION, *tables])
+
+
+def section(prefix, spec):
+    rows = [
+        f"## `{prefix}`\n",
+        "| field | default | values | TRL / PEFT | meaning |",
+        "|---|---|---|---|---|",
+    ]
+    for name, field in spec.model_fields.items():
+        ours = OURS if prefix in ("training.echo", "evaluation") else name
+        cells = [
+            f"`{name}`",
+            "required" if field.is_required() else f"`{plain(field.default)}`",
+            values(field),
+            MAPS_TO.get(f"{prefix}.{name}", ours),
+            field.description or "",
+        ]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def values(field):
+    choices = [
+        argument
+        for part in (field.annotation, *typing.get_args(field.annotation))
+        if typing.get_origin(part) is typing.Literal
+        for argument in typing.get_args(part)
+    ]
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    bounds = [
+        f"{sign} {getattr(rule, key)}"
+        for rule in field.metadata
+        for key, sign in signs.items()
+        if getattr(rule, key, None) is not None
+    ]
+    return ", ".join(bounds) or kind(field.annotation)
+
+
+def kind(annotation):
+    parts = typing.get_args(annotation) or (annotation,)
+    names = [getattr(part, "__name__", str(part)) for part in parts]
+    return " or ".join("none" if name == "NoneType" else name for name in names)
+
+
+def plain(value):
+    return (
+        {None: "none", True: "true", False: "false"}.get(value, value)
+        if not isinstance(value, int | float) or isinstance(value, bool)
+        else value
+    )
+
+
+if __name__ == "__main__":
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_text(render())
