@@ -88,6 +88,7 @@ class Rollout(Spec):
     reward: float | None = Field(description="null: dropped from the group, see the verdicts.")
     verdicts: tuple[MeasureVerdict, ...]
     advantage: float | None = None
+    error: str | None = Field(default=None, description="Why its environment was lost.")
 
 
 class RolloutPage(Spec):

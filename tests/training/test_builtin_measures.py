@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,10 +150,8 @@ def test_no_text_breaks_a_measure(text):
         assert verdict(spec, text) in (0.0, 1.0)
 
 
-def test_a_slow_pattern_costs_a_second_and_the_answer_fails():
-    started = time.monotonic()
+def test_a_pattern_that_would_take_years_fails_the_answer():
     assert verdict({"type": "regex", "pattern": r"(a|aa)+$"}, "a" * 60 + "b") == 0.0
-    assert time.monotonic() - started < 10
 
 
 def test_a_case_without_expectation_is_the_measures_failure():

@@ -231,3 +231,16 @@ def test_an_environment_that_never_starts_ends_the_run_by_name(run_with):
     assert caught.value.message == (
         "the environment fails in every rollout: reset: RuntimeError: no power"
     )
+
+
+def test_a_rollout_whose_environment_was_lost_says_why(run_with, arithmetic):
+    broken = arithmetic.cases[0].model_copy(update={"metadata": {"broken": True}})
+    run = run_with(broken=False, cases=(broken, *arithmetic.cases[1:3]), evaluation={"holdout": 0})
+    run_job(run)
+    rollouts = events_of(run, "rollout")
+    lost = [r for r in rollouts if r["case_id"] == broken.id]
+    assert lost
+    assert {r["error"] for r in lost} == {"reset: RuntimeError: no power"}
+    assert {r["error"] for r in rollouts if r not in lost} == {None}
+    metrics = [m["values"] for m in events_of(run, "metrics")]
+    assert sum(m["environments/lost"] for m in metrics) == len(lost)

@@ -32,5 +32,6 @@ def rollout_record(
         reward=scored.reward,
         verdicts=scored.verdicts,
         advantage=advantage,
+        error=episode.lost,
     )
     return rollout.model_dump(mode="json")

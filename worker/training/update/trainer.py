@@ -235,7 +235,9 @@ class JobTrainer(GRPOTrainer):
             "pass_rate": _mean([float(s.passed) for s in self._scored if s.reward is not None]),
             "environments/lost": float(sum(e.lost is not None for e in episodes)),
             "groups/dropped": _mean([float(None in group) for group in groups]),
-            "groups/no_spread": _mean([float(len(set(group)) == 1) for group in groups]),
+            "groups/no_spread": _mean(
+                [float(None not in group and len(set(group)) == 1) for group in groups]
+            ),
             "tools/calls": calls / len(episodes),
             "tools/failed_share": sum(e.tool_failures for e in episodes) / calls if calls else 0.0,
             "tools/escaped_markup": float(sum(e.escaped_markup for e in episodes)),
