@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from fastapi.responses import RedirectResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.staticfiles import StaticFiles
 
 from app.api import router
 from app.db.engine import create_engine, create_sessions
@@ -14,6 +16,8 @@ from app.jobs.model_check import ModelCheck
 from app.queue.celery_options import create_celery
 from app.settings import Settings
 from app.storage import Storage
+
+ASSETS = "/assets"
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -38,9 +42,23 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version="0.1.0",
         description="Reinforcement learning for tool-using agents, as a service.",
         lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
     )
     add_handlers(api)
     api.include_router(router)
+    api.mount(ASSETS, StaticFiles(packages=[("fastapi_swagger", "resources")]))
+
+    @api.get("/docs", include_in_schema=False)
+    async def documentation() -> HTMLResponse:
+        # FastAPI's own page loads its scripts from a CDN: it would stay blank without internet.
+        return get_swagger_ui_html(
+            openapi_url="/openapi.json",
+            title="Dressage",
+            swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
+            swagger_css_url=f"{ASSETS}/swagger-ui.css",
+            swagger_favicon_url=f"{ASSETS}/favicon-32x32.png",
+        )
 
     @api.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:

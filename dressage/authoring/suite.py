@@ -211,7 +211,7 @@ def _parse_cases(
             records = _json(text)
         except ValueError as error:
             line_number = error.lineno if isinstance(error, json.JSONDecodeError) else None
-            raise SuiteError([Problem(f"broken JSON: {error}", file, line_number)]) from None
+            raise SuiteError([Problem(_broken(error), file, line_number)]) from None
         return _cases(list(enumerate(records, start=1)), mapping, file)
     return _parse_jsonl(text, file, mapping)
 
@@ -227,7 +227,7 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
         try:
             numbered.append((line, _json(content)))
         except ValueError as error:
-            problems.append(Problem(f"broken JSON: {error}", file, line))
+            problems.append(Problem(_broken(error), file, line))
     try:
         cases = _cases(numbered, mapping, file) if numbered or not problems else ()
     except SuiteError as error:
@@ -247,6 +247,13 @@ def _json(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def _broken(error: ValueError) -> str:
+    """What is wrong with a JSON text, and in which column; its line is told beside it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"broken JSON: {error.msg} (column {error.colno})"
+    return f"broken JSON: {error}"
 
 
 def _refuse_constant(name: str) -> None:

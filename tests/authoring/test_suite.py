@@ -39,7 +39,7 @@ def test_every_broken_line_is_reported_with_its_number():
         upload("\n".join(rows))
     problems = caught.value.problems
     assert [problem.line for problem in problems] == [7, 9]
-    assert problems[0].message.startswith("broken JSON")
+    assert problems[0].message == "broken JSON: Unterminated string starting at (column 11)"
     assert "unknown field colour" in problems[1].message
 
 

@@ -1,5 +1,7 @@
 """Everything the service documents, thrown at it: no answer may be a 5xx or undocumented."""
 
+import re
+
 import hypothesis
 import jsonschema
 import schemathesis
@@ -57,3 +59,12 @@ def test_every_route_shows_an_example_that_its_schema_accepts(api):
 
 def _is_json(body):
     return "application/json" in body.get("content", {})
+
+
+def test_the_documentation_needs_no_internet(api):
+    page = api.get("/docs").text
+    links = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert links
+    for link in links:
+        assert link.startswith("/"), link
+        assert api.get(link).status_code == 200
