@@ -194,10 +194,7 @@ def _unknown_names(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
 
 def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
     training = spec.training
-    held_out = round(case_count * spec.evaluation.holdout)
-    if spec.evaluation.holdout > 0 and case_count > 1:
-        held_out = max(held_out, 1)
-    for_training = case_count - held_out
+    for_training = case_count - spec.evaluation.held_out(case_count)
     per_step = training.batch_size * training.gradient_accumulation // training.num_generations
     if for_training >= per_step:
         return []

@@ -1,15 +1,10 @@
 """Presence of workers."""
 
-from collections.abc import Sequence
-from datetime import timedelta
-
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import WorkerRow
-
-FORGOTTEN_AFTER = timedelta(days=1)
 
 
 async def beat(
@@ -25,11 +20,3 @@ async def beat(
 async def leave(session: AsyncSession, worker_id: str) -> None:
     """Forget a worker that stops in good order."""
     await session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
-
-
-async def present(session: AsyncSession) -> Sequence[WorkerRow]:
-    """Workers seen within a day, longest running first."""
-    await session.execute(
-        delete(WorkerRow).where(WorkerRow.heartbeat_at < func.clock_timestamp() - FORGOTTEN_AFTER)
-    )
-    return (await session.scalars(select(WorkerRow).order_by(WorkerRow.started_at))).all()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 START_TIMEOUT = 60.0
-CLOSE_TIMEOUT = 5.0
 MAX_ANSWER = 64 * 1024 * 1024
 
 
@@ -106,7 +105,7 @@ class Sandbox:
             raise SandboxStartError("the process that holds the suite's code is gone") from None
 
     def close(self) -> None:
-        """End the process that loaded the code. Workers end with their own `close`."""
+        """End the process that loaded the code. Workers end with their own `kill`."""
         self._control.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -144,12 +143,6 @@ class Worker:
         if "error" in answer:
             return Outcome(failure=Failure(answer["error"]), message=answer["message"])
         return Outcome(value=answer["value"])
-
-    def close(self) -> None:
-        """Let an environment close, then end the process."""
-        if self.alive:
-            self.call({"call": "close"}, CLOSE_TIMEOUT)
-        self.kill()
 
     def kill(self) -> None:
         """End the process and everything it started."""

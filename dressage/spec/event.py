@@ -23,7 +23,6 @@ class EventType(StrEnum):
     EXPORT = "export"
     ADJUSTMENT = "adjustment"
     WARNING = "warning"
-    CANCEL = "cancel"
 
 
 class Event(Spec):

@@ -18,7 +18,6 @@ class JobStatus(StrEnum):
 
 
 TERMINAL = frozenset({JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.CANCELLED})
-ON_WORKER = frozenset({JobStatus.PREPARING, JobStatus.TRAINING, JobStatus.EVALUATING})
 
 
 class Reason(StrEnum):

@@ -148,6 +148,11 @@ class EvaluationSpec(Spec):
         default=None, ge=0, le=5, description="0 = greedy; the training temperature unless given."
     )
 
+    def held_out(self, case_count: int) -> int:
+        """How many cases of a suite are kept for evaluation: at least one, if any at all."""
+        count = round(case_count * self.holdout)
+        return max(count, 1) if self.holdout > 0 and case_count > 1 else count
+
     @model_validator(mode="after")
     def _something_to_choose_by(self) -> Self:
         if self.patience and not self.every_steps:

@@ -40,7 +40,6 @@ class KeptProgram:
         self._delay = FIRST_DELAY
         self._started = 0.0
         self._restart_at = 0.0
-        self.restarts = 0
 
     @property
     def pid(self) -> int | None:
@@ -81,7 +80,6 @@ class KeptProgram:
             return message
         if now >= self._restart_at:
             self._restart_at = 0.0
-            self.restarts += 1
             self.start()
         return None
 

@@ -58,11 +58,6 @@ class Stack:
         self._lock_file: int | None = None
         self._stopping = False
 
-    @property
-    def pids(self) -> dict[str, int | None]:
-        """Process ids by name."""
-        return {kept.program.name: kept.pid for kept in self._kept}
-
     def start(self) -> None:
         """Bring everything up, in order.
 

@@ -12,17 +12,14 @@ from worker.training.seeds import derived_seed
 RESAMPLES = 10_000
 
 
-def split(cases: Sequence[Case], holdout: float) -> tuple[list[Case], list[Case]]:
+def split(cases: Sequence[Case], held_out: int) -> tuple[list[Case], list[Case]]:
     """Training and held-out cases, in suite order.
 
     Which cases are held out depends on their content alone, not on a job's seed: matched jobs
     evaluate on the same ones, and a new version of a suite keeps its old ones apart.
     """
-    count = round(len(cases) * holdout)
-    if holdout > 0 and len(cases) > 1:
-        count = max(count, 1)
     ranked = sorted(cases, key=lambda case: derived_seed("holdout", case.id))
-    held = {case.id for case in ranked[:count]}
+    held = {case.id for case in ranked[:held_out]}
     return [c for c in cases if c.id not in held], [c for c in cases if c.id in held]
 
 

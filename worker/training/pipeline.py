@@ -64,7 +64,7 @@ def run_job(run: RunDirectory) -> None:
 def _run(
     run: RunDirectory, job: JobSpec, suite: Suite, pool: WorkerPool, previous: tuple[Path, ...]
 ) -> None:
-    training_cases, held_out = split(suite.cases, job.evaluation.holdout)
+    training_cases, held_out = split(suite.cases, job.evaluation.held_out(len(suite.cases)))
     parts = _build(run, job, pool, training_cases)
 
     choosing, proof = _divided(held_out, job)
