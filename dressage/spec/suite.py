@@ -33,6 +33,26 @@ class Case(Spec):
             raise ValueError("a conversation must end with a user message")
         return value
 
+    def conversation(
+        self, instructions: str | None, *, added: str | None = None
+    ) -> list[dict[str, Any]]:
+        """What a model is shown: the agent's instructions and the input, as chat messages.
+
+        Args:
+            instructions: The agent's system prompt.
+            added: What an environment adds to the last user message.
+        """
+        turns: list[dict[str, Any]] = (
+            [{"role": "user", "content": self.input}]
+            if isinstance(self.input, str)
+            else [message.model_dump() for message in self.input]
+        )
+        if added:
+            turns[-1] = {**turns[-1], "content": turns[-1]["content"] + added}
+        if instructions:
+            turns.insert(0, {"role": "system", "content": instructions})
+        return turns
+
 
 class ToolInfo(Spec):
     """A tool found in a suite's code."""

@@ -7,12 +7,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from dressage.client import Client
+from tests.waiting import wait_for
 
 DRESSAGE = (sys.executable, "-m", "dressage.cli.main")
 
@@ -81,16 +81,6 @@ def service():
 def client(service):
     with Client(service.url) as client:
         yield client
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
 
 
 def free_port():

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from dressage.client import ApiError
 from dressage.spec.status import JobStatus
 from tests.conftest import ARITHMETIC, TINY_MODEL
-from tests.end_to_end.conftest import wait_for
+from tests.waiting import wait_for
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import asyncio
 import json
 import subprocess
 import threading
-import time
 
 import psycopg
 import pytest
 
 from app.storage import Storage
+from tests.waiting import wait_for
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.run_job import run_next_job
 
@@ -57,16 +57,6 @@ def events(api, job_id, type_=None):
 
 def statuses(api, job_id):
     return [event["data"]["status"] for event in events(api, job_id, "status")]
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = condition()
-        if found:
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 def running(marker):

@@ -24,12 +24,12 @@ from app.queue.exports import (
 )
 from app.suites.service import load
 from dressage.authoring.suite import Suite
+from dressage.spec.agent import AgentSpec
 from dressage.spec.artifact import ArtifactKind
-from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
 from worker.supervisor.context import WorkerContext
-from worker.supervisor.files import store_files
+from worker.supervisor.files import register_files, store_files
 from worker.supervisor.outcome import Outcome, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
@@ -79,11 +79,12 @@ def _prepare(
     trained: ArtifactRow,
 ) -> None:
     run.mkdir(parents=True)
+    job_spec = JobSpec.model_validate(job.spec)
     spec = _export_spec(
         lease,
-        JobSpec.model_validate(job.spec),
+        job_spec,
         load(context.storage, suite),
-        _agent_tools(suite, job),
+        _agent_tools(suite, job_spec.agent),
         ArtifactKind(trained.kind),
     )
     (run / SPEC).write_text(spec.model_dump_json(indent=1))
@@ -93,28 +94,19 @@ def _prepare(
 def _export_spec(
     lease: ExportLease, job: JobSpec, suite: Suite, tools: list[dict[str, Any]], kind: ArtifactKind
 ) -> ExportRunSpec:
-    case = suite.cases[0]
-    messages = (
-        [{"role": "user", "content": case.input}]
-        if isinstance(case.input, str)
-        else [message.model_dump() for message in case.input]
-    )
-    if job.agent.instructions:
-        messages.insert(0, {"role": "system", "content": job.agent.instructions})
     return ExportRunSpec.model_validate(
         {
             "export": lease.spec,
             "base_model": job.agent.model,
             "trained": kind,
-            "messages": messages,
+            "messages": suite.cases[0].conversation(job.agent.instructions),
             "tools": [{"type": "function", "function": tool} for tool in tools],
             "context_length": PROMPT_TOKENS + job.training.max_completion_length,
         }
     )
 
 
-def _agent_tools(suite: SuiteRow, job: JobRow) -> list[dict[str, Any]]:
-    agent = JobSpec.model_validate(job.spec).agent
+def _agent_tools(suite: SuiteRow, agent: AgentSpec) -> list[dict[str, Any]]:
     if agent.environment:
         by_name = {environment["name"]: environment for environment in suite.environments}
         tools: list[dict[str, Any]] = by_name[agent.environment]["tools"]
@@ -174,8 +166,5 @@ async def _settle(
     await asyncio.to_thread(store_files, context.storage, run, outcome.manifest)
     async with unit_of_work(sessions) as session:
         job, _ = await fenced_export(session, lease)
-        for file in outcome.manifest.files:
-            await artifacts.save(session, job.id, **file.model_dump())
-            data = file.model_dump(mode="json")
-            await append_events(session, job.id, [EventDraft(EventType.ARTIFACT, data)])
+        await register_files(session, job.id, outcome.manifest)
         await settle_export(session, lease, ExportStatus.SUCCEEDED, reason=Reason.COMPLETED)

@@ -8,7 +8,6 @@ from pathlib import Path
 import structlog
 from sqlalchemy.exc import OperationalError
 
-from app.artifacts import repository as artifacts
 from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
 from app.db.models import JobRow, SuiteRow
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, switch_status
@@ -18,7 +17,7 @@ from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
-from worker.supervisor.files import store_files
+from worker.supervisor.files import register_files, store_files
 from worker.supervisor.outcome import Outcome, last_lines, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
@@ -112,10 +111,7 @@ async def _settle(
     await asyncio.to_thread(store_files, context.storage, run, outcome.manifest)
     async with unit_of_work(sessions) as session:
         job = await fenced(session, lease)
-        for file in outcome.manifest.files:
-            await artifacts.save(session, job.id, **file.model_dump())
-            data = file.model_dump(mode="json")
-            await append_events(session, job.id, [EventDraft(EventType.ARTIFACT, data)])
+        await register_files(session, job.id, outcome.manifest)
         job.result = outcome.manifest.result
         await end_attempt(session, lease, "succeeded")
         if job.status == JobStatus.CANCELLING:  # asked for while the last file was stored

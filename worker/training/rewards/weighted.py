@@ -32,7 +32,8 @@ class Scorer:
     def score(self, episodes: Sequence[Episode]) -> list[Scored]:
         """Measure every episode, all side by side, and close their environments."""
         try:
-            verdicts = [self._round(reward, episodes) for reward in self._rewards]
+            contexts = [_context(episode) for episode in episodes]
+            verdicts = [self._round(reward, episodes, contexts) for reward in self._rewards]
         finally:
             self._close([episode.worker for episode in episodes if episode.worker])
         return [
@@ -40,9 +41,13 @@ class Scorer:
             for episode, outcomes in zip(episodes, zip(*verdicts, strict=True), strict=True)
         ]
 
-    def _round(self, reward: RewardSpec, episodes: Sequence[Episode]) -> list[Outcome]:
+    def _round(
+        self,
+        reward: RewardSpec,
+        episodes: Sequence[Episode],
+        contexts: Sequence[MeasureContext],
+    ) -> list[Outcome]:
         """One measure on all episodes: an environment takes one call after the other."""
-        contexts = [_context(episode) for episode in episodes]
         if not isinstance(reward.measure, str):
             return [_builtin(reward.measure, context) for context in contexts]
         calls = [

@@ -95,16 +95,7 @@ class RolloutEngine:
             case: The case.
             added: What its environment adds to the last user message.
         """
-        turns: list[dict[str, Any]] = (
-            [{"role": "user", "content": case.input}]
-            if isinstance(case.input, str)
-            else [message.model_dump() for message in case.input]
-        )
-        if added:
-            turns[-1] = {**turns[-1], "content": turns[-1]["content"] + added}
-        if self._agent.instructions:
-            turns.insert(0, {"role": "system", "content": self._agent.instructions})
-        return turns
+        return case.conversation(self._agent.instructions, added=added)
 
     def _open(self, cases: Sequence[tuple[Case, int]]) -> list[tuple[Worker | None, Outcome]]:
         """A fresh environment for each episode, reset; one that fails is tried once more."""

@@ -20,7 +20,7 @@ class BestWeights:
     """
 
     def __init__(self, folder: Path, previous: list[Path]) -> None:
-        self._folder = folder
+        self._folder = self._kept_in = folder
         self.step: int | None = None
         self.score: tuple[float, float] | None = None
         self.evaluations_since = 0
@@ -29,7 +29,6 @@ class BestWeights:
                 record = json.loads((earlier / RECORD).read_bytes())
                 self._kept_in = earlier
                 self.step, self.score = record["step"], tuple(record["score"])
-                self.evaluations_since = 0
 
     def offer(self, model: Any, *, step: int, score: tuple[float, float]) -> bool:
         """Keep the weights if their score is higher than any before. Says whether it is."""

@@ -57,9 +57,14 @@ def context_length(model: Any) -> int:
     return int(length) if length else sys.maxsize
 
 
-def is_peft_model(model: Any) -> bool:
-    """Whether the model carries an adapter."""
-    return isinstance(model, PeftModel)
+def language_model(model: Any) -> Any:
+    """The causal language model itself; an adapter's layers stay active inside it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def logit_softcap(model: Any) -> float | None:
+    """The cap of a language model's final logits, for models that have one."""
+    return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from worker.training.seeds import derived_seed
 from worker.training.update.callbacks import EverySteps, FiniteGradients
 from worker.training.update.echo import cross_entropy_at_one
 from worker.training.update.echo_term import EchoTerm
-from worker.training.update.model import is_peft_model, last_hidden_states
+from worker.training.update.model import language_model, last_hidden_states, logit_softcap
 
 log = logging.getLogger(__name__)
 
@@ -126,8 +126,7 @@ class JobTrainer(GRPOTrainer):
         if not self.echo:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
-        base = self.accelerator.unwrap_model(self.model)
-        base = base.get_base_model() if is_peft_model(base) else base
+        base = language_model(self.accelerator.unwrap_model(self.model))
         with last_hidden_states(base.base_model, wanted=self.echo.needs_hidden) as hidden:
             loss = super()._compute_loss(model, inputs)
         length = inputs["completion_ids"].shape[1]
@@ -138,7 +137,7 @@ class JobTrainer(GRPOTrainer):
             hidden[-1][:, -length - 1 : -1] if hidden else None,
             inputs,
             base.get_output_embeddings(),
-            getattr(base.config.get_text_config(), "final_logit_softcapping", None),
+            logit_softcap(base),
             share / self.accelerator.num_processes,
         )
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -152,8 +151,7 @@ class JobTrainer(GRPOTrainer):
     def environment_cross_entropy(self, episodes: Sequence[Episode]) -> float | None:
         """Nats per selected token of given episodes, under the model as it is now."""
         assert self.echo
-        base = self.accelerator.unwrap_model(self.model)
-        base = base.get_base_model() if is_peft_model(base) else base
+        base = language_model(self.accelerator.unwrap_model(self.model))
         device, losses = base.device, []
         was_training = base.training
         base.eval()
@@ -174,10 +172,13 @@ class JobTrainer(GRPOTrainer):
                 > 0
             )
             hidden = base.base_model(ids, attention_mask=attention.to(device)).last_hidden_state
-            softcap = getattr(base.config.get_text_config(), "final_logit_softcapping", None)
-            head = base.get_output_embeddings()
             losses.append(
-                cross_entropy_at_one(hidden[:, :-1][selected], ids[:, 1:][selected], head, softcap)
+                cross_entropy_at_one(
+                    hidden[:, :-1][selected],
+                    ids[:, 1:][selected],
+                    base.get_output_embeddings(),
+                    logit_softcap(base),
+                )
             )
         base.train(was_training)
         values = torch.cat(losses)
