@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import Sessions, unit_of_work
 from app.exceptions import InvalidRequest
-from app.jobs.model_check import ModelCheck
+from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell, ring
 from app.storage import Storage
 
@@ -24,7 +24,7 @@ class Services:
     sessions: Sessions
     celery: Celery
     storage: Storage
-    models: ModelCheck
+    rules: OperatorRules
     max_upload_bytes: int
 
 

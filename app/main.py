@@ -12,7 +12,7 @@ from app.api import router
 from app.db.engine import create_engine, create_sessions
 from app.dependencies import Services
 from app.exceptions import add_handlers
-from app.jobs.model_check import ModelCheck
+from app.jobs.rules import OperatorRules
 from app.queue.celery_options import create_celery
 from app.settings import Settings
 from app.storage import Storage
@@ -31,7 +31,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             sessions=create_sessions(engine),
             celery=create_celery(settings.celery_url),
             storage=Storage(settings.storage_dir),
-            models=ModelCheck(settings.models_dir, settings.allowed_models),
+            rules=OperatorRules(
+                settings.models_dir, settings.allowed_models, settings.allow_network
+            ),
             max_upload_bytes=settings.max_upload_bytes,
         )
         yield

@@ -27,6 +27,9 @@ class Settings(BaseSettings):
     allowed_models: list[str] | None = Field(
         default=None, description="If set, the only hub names that jobs may use."
     )
+    allow_network: bool = Field(
+        default=False, description="Whether suites' code may use the network when a job asks."
+    )
     gpus: int | None = Field(default=None, ge=0, description="Of this worker; counted if unset.")
 
     @property

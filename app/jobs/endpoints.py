@@ -50,13 +50,13 @@ async def submit_job(
 ) -> Job | DryRun:
     """Put a job into the queue. The answer has the effective specification."""
     if dry_run:
-        prepared = await service.prepare(transaction.session, team, spec, parts.models)
+        prepared = await service.prepare(transaction.session, team, spec, parts.rules)
         response.status_code = 200
         return DryRun(spec=prepared.spec, adjustments=prepared.adjustments)
     job, is_new = await service.submit(
         transaction.session,
         transaction.doorbell,
-        parts.models,
+        parts.rules,
         team=team,
         requested=spec,
         idempotency_key=idempotency_key,

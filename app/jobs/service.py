@@ -13,7 +13,7 @@ from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
 from app.jobs import repository
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
-from app.jobs.model_check import ModelCheck
+from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell
 from app.queue.exports import cancel_exports
 from app.suites import repository as suites
@@ -37,7 +37,7 @@ class Prepared:
 
 
 async def prepare(
-    session: AsyncSession, team: str, requested: JobSpec, models: ModelCheck
+    session: AsyncSession, team: str, requested: JobSpec, rules: OperatorRules
 ) -> Prepared:
     """Check all that can be known before a GPU is used.
 
@@ -56,7 +56,7 @@ async def prepare(
         *_too_few_cases(spec, suite.case_count),
         *_nothing_to_predict(spec),
         *_bad_schemas(spec),
-        *models.problems(spec.agent),
+        *rules.problems(spec),
     ]
     if problems:
         first = problems[0]
@@ -67,7 +67,7 @@ async def prepare(
 async def submit(
     session: AsyncSession,
     doorbell: Doorbell,
-    models: ModelCheck,
+    rules: OperatorRules,
     *,
     team: str,
     requested: JobSpec,
@@ -84,7 +84,7 @@ async def submit(
         known = await repository.by_idempotency_key(session, team, idempotency_key)
         if known:
             return _same_request(known, request_hash), False
-    prepared = await prepare(session, team, requested, models)
+    prepared = await prepare(session, team, requested, rules)
     spec = prepared.spec
     job = JobRow(
         id=new_id("job"),

@@ -1,9 +1,9 @@
-"""The processes that hold user code: `python -m dressage.sandbox.inside FOLDER MEMORY FILE_SIZE`.
+"""The processes that hold user code: `python -m dressage.sandbox.inside CONFINEMENT`.
 
-The first one loads the code and says what is in it. For each socket it is then sent over its
-standard input it forks a worker, which answers one JSON request a line on that socket: forking is
-cheap where importing is not, so every environment can have a process to itself. What user code
-prints goes nowhere.
+The first one confines itself, then loads the code and says what is in it. For each socket it is
+then sent over its standard input it forks a worker, which answers one JSON request a line on that
+socket: forking is cheap where importing is not, so every environment can have a process to itself.
+What user code prints goes nowhere.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +24,10 @@ from dressage.authoring.environment import Environment, EnvironmentCase
 from dressage.authoring.errors import ToolArgumentsError
 from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
 from dressage.authoring.tool import function_tool
+from dressage.sandbox import landlock
 from dressage.sandbox.loading import Code, CodeError, load_code
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
 
 def main() -> None:
@@ -32,9 +36,10 @@ def main() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    set_limits(memory=int(sys.argv[2]), file_size=int(sys.argv[3]))
+    confinement = Confinement(**json.loads(sys.argv[1]))
+    confine(confinement)
     try:
-        code = load_code(Path(sys.argv[1]))
+        code = load_code(Path(confinement.folder))
     except CodeError as error:
         _send(control, {"error": "code", "message": str(error)})
         return
@@ -63,7 +68,7 @@ class _Worker:
 
     def serve(self) -> None:
         """Until the host closes the socket."""
-        _send(self._connection, {"pid": os.getpid()})
+        _send(self._connection, {"ready": True})
         waiting: queue.Queue[dict[str, Any]] = queue.Queue()
         lines = self._connection.makefile("r", encoding="utf-8")
         threading.Thread(target=_read, args=(lines, waiting), daemon=True).start()
@@ -115,11 +120,48 @@ async def _maybe(value: Any) -> Any:
     return await value if asyncio.iscoroutine(value) else value
 
 
-def set_limits(*, memory: int, file_size: int) -> None:
-    """Bytes of address space and bytes of one written file; no core files."""
+@dataclass(frozen=True)
+class Confinement:
+    """What the processes give up before they load user code.
+
+    Attributes:
+        folder: The suite's code.
+        work: Where they may write.
+        memory: Bytes of address space, each.
+        file_size: Bytes of one written file.
+        processes: How many processes and threads their user may have.
+        user: The user id to take; None: stay.
+        landlock: Paths they may read, when the kernel is to hold them to it; None: no Landlock.
+        network: Whether they may use the network.
+    """
+
+    folder: str
+    work: str
+    memory: int
+    file_size: int
+    processes: int
+    user: int | None
+    landlock: list[str] | None
+    network: bool
+
+
+def confine(to: Confinement) -> None:
+    """Give everything up."""
+    if to.user is not None:
+        os.setgroups([])
+        os.setgid(to.user)
+        os.setuid(to.user)
+    os.chdir(to.work)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (to.file_size, to.file_size))
+    resource.setrlimit(resource.RLIMIT_AS, (to.memory, to.memory))
+    resource.setrlimit(resource.RLIMIT_NPROC, (to.processes, to.processes))
+    if to.landlock is not None:
+        landlock.restrict(
+            read=[*to.landlock, to.folder],
+            write=[to.work, *DEVICES],
+            network=to.network,
+        )
 
 
 def as_text(value: Any, limit: int) -> str:

@@ -1,8 +1,10 @@
 """Workers that share the calls of many rollouts."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError, Worker
@@ -15,7 +17,8 @@ class WorkerPool:
 
     def __init__(self, sandbox: Sandbox, *, size: int) -> None:
         self.sandbox = sandbox
-        self._idle: list[Worker] = []
+        # Tools and measures never share a process: what a tool has patched judges nothing.
+        self._idle: dict[str, list[Worker]] = defaultdict(list)
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
 
@@ -32,7 +35,7 @@ class WorkerPool:
     def close(self) -> None:
         """End the workers of the pool and the sandbox."""
         self._threads.shutdown()
-        for worker in self._idle:
+        for worker in chain.from_iterable(self._idle.values()):
             worker.kill()
         self._idle.clear()
         self.sandbox.close()
@@ -40,8 +43,9 @@ class WorkerPool:
     def _call(self, own: Worker | None, request: dict[str, Any], timeout: float) -> Outcome:
         if own:
             return own.call(request, timeout)
+        idle = self._idle[request["call"]]
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
+            worker = idle.pop() if idle else None
         try:
             worker = worker or self.sandbox.start_worker()
         except SandboxStartError as error:
@@ -49,5 +53,5 @@ class WorkerPool:
         outcome = worker.call(request, timeout)
         if worker.alive:
             with self._lock:
-                self._idle.append(worker)
+                idle.append(worker)
         return outcome

@@ -4,10 +4,13 @@ import contextlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -15,16 +18,27 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from dressage.sandbox.isolation import Isolation, Walls, readable_paths, strongest
+
 START_TIMEOUT = 60.0
 MAX_ANSWER = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandbox process may use."""
+    """What the processes of a sandbox may use.
+
+    Attributes:
+        memory_bytes: Address space of each.
+        file_bytes: Size of one file.
+        disk_bytes: All their files together, where namespaces can hold them to it.
+        processes: Processes and threads of their user.
+    """
 
     memory_bytes: int = 4 * 1024**3
     file_bytes: int = 64 * 1024**2
+    disk_bytes: int = 256 * 1024**2
+    processes: int = 512
 
 
 class Failure(StrEnum):
@@ -56,26 +70,37 @@ class Sandbox:
         tools: Schemas of the tools.
         measures: Names of the measures.
         environments: Names of the environments with the schemas of their tools.
+        walls: The isolation it has.
 
     Raises:
         SandboxStartError: The code cannot be loaded.
     """
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
-        limits = limits or Limits()
+    def __init__(
+        self, folder: Path, limits: Limits | None = None, walls: Walls | None = None
+    ) -> None:
+        limits, self.walls = limits or Limits(), walls or strongest()
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
+        self._work = Path(tempfile.mkdtemp(prefix="dressage-work-"))
+        if self.walls.user is not None:
+            os.chown(self._work, self.walls.user, self.walls.user)
+            folder.chmod(folder.stat().st_mode | 0o055)
+        inside = [
+            sys.executable,
+            "-m",
+            "dressage.sandbox.inside",
+            self._confinement(folder, limits),
+        ]
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "dressage.sandbox.inside", str(folder)),
-                    *(str(limits.memory_bytes), str(limits.file_bytes)),
-                ],
+                self.walls.command(
+                    inside, folder=folder, work=self._work, disk_bytes=limits.disk_bytes
+                ),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env=_environment(folder),
-                cwd=folder,
+                env=_environment(self._work),
                 start_new_session=True,
             )
         try:
@@ -89,6 +114,24 @@ class Sandbox:
         self.measures: list[str] = answer["measures"]
         self.environments: list[dict[str, Any]] = answer["environments"]
 
+    def _confinement(self, folder: Path, limits: Limits) -> str:
+        walls = self.walls
+        confined = walls.isolation is Isolation.LANDLOCK
+        # A limit on processes counts all that the user has, ours included.
+        others = 0 if walls.user is not None else _processes_of(os.getuid())
+        return json.dumps(
+            {
+                "folder": str(folder),
+                "work": str(self._work),
+                "memory": limits.memory_bytes,
+                "file_size": limits.file_bytes,
+                "processes": limits.processes + others,
+                "user": walls.user,
+                "landlock": readable_paths(network=walls.network) if confined else None,
+                "network": walls.network,
+            }
+        )
+
     def start_worker(self) -> "Worker":
         """Fork a process.
 
@@ -96,6 +139,7 @@ class Sandbox:
             SandboxStartError: The process that loaded the code is gone.
         """
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
             with theirs, self._lock:
                 socket.send_fds(self._control, [b"x"], [theirs.fileno()])
@@ -110,6 +154,7 @@ class Sandbox:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        shutil.rmtree(self._work, ignore_errors=True)
 
 
 class Worker:
@@ -118,11 +163,26 @@ class Worker:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lines = _LineReader(connection)
-        hello = self._lines.next(START_TIMEOUT)
-        if hello is None:
+        self.pid = self._sender()
+        if self._lines.next(START_TIMEOUT) is None:
             raise OSError("the worker ended at once")
-        self.pid: int = hello["pid"]
         self.alive = True
+
+    def _sender(self) -> int:
+        """The process at the other end, as the kernel says: its own word is worth nothing, and in
+        a namespace it does not know its number.
+        """
+        self._connection.settimeout(START_TIMEOUT)
+        size = struct.calcsize("3i")
+        _, ancillary, _, _ = self._connection.recvmsg(
+            1, socket.CMSG_SPACE(size), socket.MSG_PEEK | socket.MSG_WAITALL
+        )
+        self._connection.settimeout(None)
+        if not ancillary:
+            raise OSError("the worker ended at once")
+        process, _, _ = struct.unpack("3i", ancillary[0][2][:size])
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
+        return int(process)
 
     def call(self, request: dict[str, Any], timeout: float) -> Outcome:
         """Send one request and wait for its answer, at most `timeout` seconds."""
@@ -186,7 +246,21 @@ class _LineReader:
         return answer
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(work: Path) -> dict[str, str]:
     """No secret of the service: what Python needs to start, and nothing else."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ}
-    return {**kept, "HOME": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return {
+        **kept,
+        **dict.fromkeys(("HOME", "TMPDIR"), str(work)),
+        **{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
+    }
+
+
+def _processes_of(user: int) -> int:
+    """Threads of a user, as the kernel counts them against a limit."""
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == user:
+                count += len(list((process / "task").iterdir()))
+    return count

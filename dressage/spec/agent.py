@@ -48,10 +48,20 @@ class AgentSpec(Spec):
     tools: tuple[str, ...] = Field(
         default=(), description="Names of `@function_tool` functions in the suite's code."
     )
-
     environment: str | None = Field(
         default=None,
         description="An `Environment` class in the suite's code; its tools are the agent's.",
+    )
+
+    response_template: dict[str, Any] | None = Field(
+        default=None,
+        description="How tool calls are found in what the model writes, in the words of "
+        "transformers' `response_template`; for families whose template is not known.",
+    )
+
+    thinking: bool | None = Field(
+        default=None,
+        description="The chat template's `enable_thinking`; its own default unless given.",
     )
 
     @model_validator(mode="after")

@@ -33,6 +33,9 @@ class ResourcesSpec(Spec):
     """What a worker must have free to take the job."""
 
     gpus: int = Field(default=1, ge=0, le=1, description="0: any worker, on its CPU.")
+    network: bool = Field(
+        default=False, description="Let the suite's code use the network, if the operator does."
+    )
 
 
 class JobSpec(Spec):

@@ -1,9 +1,6 @@
 """Make the tiny agent model: `python pretrain.py model` (about 6 minutes on 2 cores, seed 0).
 
-A Qwen3 of 2.5 million parameters, trained on synthetic transcripts. The system turn (instructions
-and tool schema) is the same in every sample: it runs once per batch and its keys and values are
-shared.
-"""
+A Qwen3 of 2.5 million parameters, trained on synthetic transcripts."""
 
 import argparse
 import math
@@ -13,17 +10,15 @@ import sys
 import time
 
 import torch
-from torch.nn import functional as F
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "arithmetic"))
 
 from make_cases import draw
+from supervised import IGNORED, batch_loss
 from tokenizer import INSTRUCTIONS, build
 from tools import calculate
 from transcripts import CLEAN, MIXED, transcript
-
-IGNORED = -100
 
 
 def main():
@@ -121,25 +116,6 @@ def sample(rng, mixture, encode):
             labels += [IGNORED] * len(turn)
         ids += turn
     return ids, labels
-
-
-def batch_loss(model, shared, samples, pad):
-    longest = max(len(ids) for ids, _ in samples)
-    ids = torch.tensor([i + [pad] * (longest - len(i)) for i, _ in samples])
-    labels = torch.tensor([label + [IGNORED] * (longest - len(label)) for _, label in samples])
-    attention = torch.tensor(
-        [[1] * (shared.shape[1] + len(i)) + [0] * (longest - len(i)) for i, _ in samples]
-    )
-    cache = model.model(
-        input_ids=shared, use_cache=True, past_key_values=DynamicCache(config=model.config)
-    ).past_key_values
-    cache.batch_repeat_interleave(len(samples))
-    hidden = model.model(
-        input_ids=ids, attention_mask=attention, past_key_values=cache, use_cache=True
-    ).last_hidden_state[:, :-1]
-    target = labels[:, 1:]
-    trained = target != IGNORED
-    return F.cross_entropy(model.lm_head(hidden[trained]), target[trained])
 
 
 if __name__ == "__main__":

@@ -144,6 +144,36 @@ def test_a_model_without_tool_template_is_refused(
     assert sentence in problem["detail"]
 
 
+TOOL_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}{% if MARK %} old{% endif %}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("mark", "response_template", "sentence"),
+    [
+        ("false", None, "give agent.response_template"),
+        ("loop.revindex > 2", {"fields": {}}, "rewrites earlier turns"),
+    ],
+)
+def test_a_tool_template_that_cannot_be_trained_is_refused(
+    api, suite, job_spec, tmp_path, mark, response_template, sentence
+):
+    model = model_directory(tmp_path / "model", TOOL_TEMPLATE.replace("MARK", mark))
+    job_spec["agent"] |= {"model": model, "response_template": response_template}
+    response = api.post("/jobs", json=job_spec)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "agent.model"
+    assert sentence in response.json()["detail"]
+
+
+def test_an_unknown_tool_template_is_fine_with_a_response_template(api, suite, job_spec, tmp_path):
+    model = model_directory(tmp_path / "model", TOOL_TEMPLATE.replace("MARK", "false"))
+    job_spec["agent"] |= {"model": model, "response_template": {"fields": {}}}
+    assert api.post("/jobs", json=job_spec).status_code == 201
+
+
 def test_a_model_without_tool_template_is_fine_without_tools(api, suite, job_spec, tmp_path):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     job_spec["agent"]["model"] = model_directory(tmp_path / "model", template)

@@ -1,11 +1,16 @@
 """What we rely on in TRL beyond its documentation. Fails when an upgrade changes it."""
 
+import copy
 import inspect
 
 import trl
+from transformers import AutoTokenizer
 from trl import GRPOTrainer
+from trl import chat_template_utils as templates
 from trl.chat_template_utils import add_response_schema, parse_response
 
+from app.jobs.known_templates import PARSED, REPLACED, template_fingerprint
+from tests.conftest import TINY_MODEL
 from worker.training.update.trainer import JobTrainer, grpo_config
 
 
@@ -60,3 +65,27 @@ def test_our_configuration_is_what_trl_runs(tmp_path):
     assert (config.learning_rate, config.temperature, config.top_k) == (1e-5, 0.8, 0)
     assert (config.bf16, config.gradient_checkpointing) == (False, False)
     assert config.mask_truncated_completions is True
+
+
+def test_the_api_knows_the_chat_templates_that_trl_knows():
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    parsed, replaced = {}, set()
+    shipped = {
+        name.removesuffix("_chat_template"): value
+        for name, value in vars(templates).items()
+        if name.endswith("_chat_template") and isinstance(value, str)
+    }
+    for name, text in shipped.items():
+        own = copy.deepcopy(tokenizer)
+        own.chat_template, own.response_template = text, None
+        if name.endswith("_training") or not templates.supports_tool_calling(own):
+            continue
+        try:
+            add_response_schema(own)
+        except ValueError:
+            continue
+        parsed[template_fingerprint(text)] = name
+        if not templates.is_chat_template_prefix_preserving(own):
+            replaced.add(template_fingerprint(text))
+    assert parsed == PARSED
+    assert replaced == REPLACED

@@ -21,7 +21,7 @@ from worker.training.rollout.template import ConversationTemplate
 CODE = '''
 import os
 from pathlib import Path
-from dressage.authoring import Environment, measure, score
+from dressage.authoring import Environment, function_tool, measure, score
 
 class Counter(Environment):
     async def reset(self, case):
@@ -49,6 +49,11 @@ class Counter(Environment):
     def close(self):
         with open("closed", "a") as file:
             file.write(f"{self.total}\\n")
+
+@function_tool
+def closed() -> str:
+    """What was written on closing."""
+    return Path("closed").read_text()
 
 @measure
 def total(context):
@@ -119,7 +124,7 @@ def test_public_methods_are_the_tools(pool):
     assert environment["tools"][0]["parameters"]["required"] == ["n"]
 
 
-def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, folder):
+def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, pool):
     cases = [case("a", expect={"start": 10}), case("b")]
     episodes, scored = play(
         cases,
@@ -131,7 +136,9 @@ def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, folder):
     assert results(episodes[0]) == ["11", "13", "16"]
     assert results(episodes[1]) == ["50"]
     assert [s.reward for s in scored] == [pytest.approx(0.16), pytest.approx(0.5)]
-    assert sorted((folder / "closed").read_text().split()) == ["16", "50"]
+    request = {"call": "tool", "name": "closed", "arguments": {}, "max_output": 100}
+    (closed,) = pool.run([(None, request)], timeout=10)
+    assert sorted(closed.value.split()) == ["16", "50"]
     assert all(not episode.worker.alive for episode in episodes)
 
 

@@ -12,6 +12,7 @@ import torch
 from transformers import set_seed
 
 from dressage.authoring.suite import Suite
+from dressage.sandbox.isolation import Isolation, strongest
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.artifact import ArtifactKind
@@ -30,7 +31,7 @@ from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory,
 from worker.training.seeds import derived_seed
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
-from worker.training.update.model import context_length, load_model, load_tokenizer
+from worker.training.update.model import context_length, end_ids, load_model, load_tokenizer
 from worker.training.update.trainer import JobTrainer, unscored_message
 
 log = logging.getLogger(__name__)
@@ -51,8 +52,12 @@ def run_job(run: RunDirectory) -> None:
     suite = Suite.from_path(run.path / SUITE)
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as code:
         suite.write_code(Path(code))
+        walls = strongest(network=job.resources.network)
+        log.info("the suite's code runs behind: %s", walls)
+        if walls.isolation is Isolation.LIMITS:
+            log.warning("this host can only limit the suite's code, not isolate it")
         try:
-            pool = WorkerPool(Sandbox(Path(code)), size=SANDBOX_WORKERS)
+            pool = WorkerPool(Sandbox(Path(code), walls=walls), size=SANDBOX_WORKERS)
         except SandboxStartError as error:
             raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
         try:
@@ -96,9 +101,7 @@ def _run(
         evaluation.at(AFTER, proof, step=step)
 
     saved = save(run, job, parts.trainer, parts.tokenizer)
-    run.finish(
-        Manifest(files=(saved,), result=_result(job, parts.trainer, evaluation, saved, best))
-    )
+    run.finish(Manifest(files=(saved,), result=_result(job, parts, evaluation, saved, best)))
 
 
 def _divided(held_out: list[Case], job: JobSpec) -> tuple[list[Case], list[Case]]:
@@ -128,6 +131,7 @@ class Parts:
     """What a run is built of."""
 
     tokenizer: Any
+    pool: WorkerPool
     engine: RolloutEngine
     scorer: Scorer
     trainer: JobTrainer
@@ -137,7 +141,13 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
     use_cpu = not torch.cuda.is_available() or job.resources.gpus == 0
     training = job.training
     tokenizer = load_tokenizer(job.agent.model)
-    template = ConversationTemplate(tokenizer, _agent_tools(job, pool.sandbox))
+    template = ConversationTemplate(
+        tokenizer,
+        _agent_tools(job, pool.sandbox),
+        end_ids=end_ids(job.agent.model, tokenizer),
+        response_template=job.agent.response_template,
+        thinking=job.agent.thinking,
+    )
     model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
     engine = RolloutEngine(
         template=template,
@@ -155,7 +165,7 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
     set_seed(training.seed)  # the adapter's first weights
     trainer = JobTrainer(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=template.tokenizer,
         spec=training,
         cases=training_cases,
         engine=engine,
@@ -163,7 +173,7 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
         run=run,
         use_cpu=use_cpu,
     )
-    return Parts(template.tokenizer, engine, scorer, trainer)
+    return Parts(template.tokenizer, pool, engine, scorer, trainer)
 
 
 def _agent_tools(job: JobSpec, sandbox: Sandbox) -> list[dict[str, Any]]:
@@ -242,11 +252,12 @@ def save(run: RunDirectory, job: JobSpec, trainer: JobTrainer, tokenizer: Any) -
 
 def _result(
     job: JobSpec,
-    trainer: JobTrainer,
+    parts: Parts,
     evaluation: HeldOut,
     saved: ProducedFile,
     best: BestWeights,
 ) -> dict[str, Any]:
+    trainer = parts.trainer
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
         "final_loss": losses[-1] if losses else None,
@@ -257,6 +268,7 @@ def _result(
         "tools": list(job.agent.tools),
         "environment": job.agent.environment,
         "instructions": job.agent.instructions,
+        "isolation": str(parts.pool.sandbox.walls),
         **_gains(evaluation.done),
     }
 

@@ -1,5 +1,6 @@
 """Messages to token ids and back, with the role of every token decided from how it was made."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,57 +33,124 @@ class Suffix:
 
 
 class ConversationTemplate:
-    """A tokenizer with its chat template and the tools it shows.
+    """A tokenizer with its chat template, the tools it shows, and the tokens that end a turn.
+
+    Its tokenizer's chat template is the one that trains: where TRL has a prefix-preserving twin of
+    a template, the twin takes its place, and is what is saved with the trained model.
 
     Raises:
-        RunFailure: The template cannot render tools, or its tool calls cannot be parsed.
+        RunFailure: The template cannot render tools, its tool calls cannot be parsed, or a longer
+            conversation does not begin with the tokens of a shorter one.
     """
 
-    def __init__(self, tokenizer: Any, tools: Sequence[dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        tools: Sequence[dict[str, Any]],
+        *,
+        end_ids: frozenset[int] = frozenset(),
+        response_template: dict[str, Any] | None = None,
+        thinking: bool | None = None,
+    ) -> None:
+        self._options = {} if thinking is None else {"enable_thinking": thinking}
         self.tools = [{"type": "function", "function": tool} for tool in tools]
         self.tool_names = {tool["name"] for tool in tools}
         self.tokenizer = tokenizer
-        self._template: str | None = None
+        self._ends = [tokenizer.decode([i]) for i in sorted({*end_ids, tokenizer.eos_token_id})]
         self._pieces: dict[tuple[str, ...], list[str]] = {}
         if tokenizer.chat_template is None:
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED, "the model's tokenizer has no chat template; add one"
             )
-        if self.tools:
-            self._require_tools()
         added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
         longest_first = sorted((t for t in added if len(t) > 1), key=len, reverse=True)
         self._markup = re.compile(
             f"(?=({'|'.join(map(re.escape, longest_first))}))" if longest_first else r"(?!)"
         )
+        if self.tools:
+            self._require_tools(response_template)
+            self._require_faithful()
 
-    def _require_tools(self) -> None:
+    def _require_tools(self, response_template: dict[str, Any] | None) -> None:
         if not supports_tool_calling(self.tokenizer):
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED,
                 "the model's chat template cannot render tools, but the agent has some; choose a "
                 "model with a tool template, or train without tools",
             )
-        if not getattr(self.tokenizer, "response_template", None):
+        if response_template:
+            self.tokenizer.response_template = response_template
+        elif not getattr(self.tokenizer, "response_template", None):
             try:
                 self.tokenizer = add_response_schema(self.tokenizer)
             except ValueError:
                 raise RunFailure(
                     Reason.MODEL_UNSUPPORTED,
                     "the tool calls of this model's chat template cannot be parsed: it is none of "
-                    "the templates TRL knows",
+                    "the templates TRL knows; give agent.response_template",
                 ) from None
         if not is_chat_template_prefix_preserving(self.tokenizer):
-            self._template = get_training_chat_template(self.tokenizer)
+            with contextlib.suppress(ValueError):  # no twin: the comparison below has the last word
+                twin = get_training_chat_template(self.tokenizer)
+                if twin:
+                    self.tokenizer.chat_template = _without_generation_markers(twin)
+
+    def _require_faithful(self) -> None:
+        """Play a conversation of two calls; it must be what the template renders as a whole."""
+        name = min(self.tool_names)
+        problems = [
+            self._unfaithful(name, thought) for thought in ({}, {"reasoning_content": "so"})
+        ]
+        if all(problems):
+            raise RunFailure(Reason.MODEL_UNSUPPORTED, problems[0] or "")
+
+    def _unfaithful(self, name: str, thought: dict[str, str]) -> str | None:
+        call = {"type": "function", "function": {"name": name, "arguments": {"value": "one two"}}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call], **thought}
+        result = {"role": "tool", "name": name, "content": "three"}
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+        stitched = self.prompt(messages)
+        for _ in range(2):
+            header = self._text(messages, add_generation_prompt=True)
+            written, _ = self._split([*messages, turn], [result])
+            if not written.startswith(header):
+                return self._difference(self._encode(header), self._encode(written))
+            action = self._encode(written[len(header) :])
+            if self.parse(action, stitched).get("tool_calls") != [call]:
+                return (
+                    "a tool call that the chat template renders is not found again by "
+                    f"agent.response_template: {written[len(header) :]!r}"
+                )
+            stitched = stitched + action + self.tool_suffix([result]).ids
+            messages += [turn, result]
+            whole = self.prompt(messages)
+            if whole != stitched:
+                return self._difference(stitched, whole)
+        return None
+
+    def _difference(self, short: list[int], long: list[int]) -> str:
+        at = next(
+            (i for i, (a, b) in enumerate(zip(short, long, strict=False)) if a != b), len(short)
+        )
+        seen, made = (self.tokenizer.decode(ids[at : at + 5]) for ids in (short, long))
+        return (
+            "the chat template rewrites earlier turns when a conversation goes on, so what is "
+            f"trained would not be what is served: token {at} begins {seen!r} in the turn and "
+            f"{made!r} in the whole conversation"
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
         """Token ids up to and including the header of the assistant's turn."""
         ids: list[int] = self.tokenizer.apply_chat_template(
             messages,
             tools=self.tools or None,
-            chat_template=self._template,
             add_generation_prompt=True,
             return_dict=False,
+            **self._options,
         )
         return ids
 
@@ -141,7 +209,7 @@ class ConversationTemplate:
             parts = [(piece, TokenRole.SCAFFOLD)]
             parts += [(body[a:b], TokenRole.OBSERVATION) for a, b in pairwise(cuts) if b > a]
             for text, role in parts:
-                made = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                made = self._encode(text)
                 ids += made
                 roles += [role] * len(made)
         return Suffix(ids, roles, escaped)
@@ -172,32 +240,50 @@ class ConversationTemplate:
         return _between(self._rendered([message]), *self._around((message["name"],)))
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str:
-        """What the template writes after the end token of the assistant's turn."""
+        """What the template writes after the token that ended the assistant's turn."""
         call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
         turns: list[dict[str, Any]] = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
-        options = {"tokenize": False, "chat_template": self._template}
-        try:
-            before = self.tokenizer.apply_chat_template(turns, **options)
-            whole: str = self.tokenizer.apply_chat_template(
-                turns + messages, add_generation_prompt=True, **options
+        return self._split(turns, messages)[1]
+
+    def _split(self, turns: list[dict[str, Any]], results: list[dict[str, Any]]) -> tuple[str, str]:
+        """A conversation's text up to the end token of its last call, and from there on.
+
+        Some templates write the end token in the assistant's turn, some (`<|observation|>`) as the
+        first token of the result's.
+        """
+        before = self._text(turns)
+        whole = self._text(turns + results, add_generation_prompt=True)
+        call = before.rfind(turns[-1]["tool_calls"][-1]["function"]["name"])
+        ends = [before.rfind(end) + len(end) for end in self._ends if before.rfind(end) > call]
+        cut = max(ends, default=len(before))
+        if not ends:
+            cut += max((len(e) for e in self._ends if whole.startswith(e, cut)), default=0)
+        if not whole.startswith(before[:cut]) or (not ends and cut == len(before)):
+            raise RunFailure(
+                Reason.MODEL_UNSUPPORTED,
+                self._difference(self._encode(before[:cut]), self._encode(whole)),
             )
-        except TemplateError as error:
+        return whole[:cut], whole[cut:]
+
+    def _text(self, messages: list[dict[str, Any]], **options: Any) -> str:
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages, tools=self.tools or None, tokenize=False, **self._options, **options
+            )
+        except (TemplateError, TypeError) as error:
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED, f"the chat template refuses tool results: {error}"
             ) from None
-        # Templates that write a newline after the end token have it in the suffix.
-        end = before.rfind(self.tokenizer.eos_token)
-        if end >= 0:
-            before = before[: end + len(self.tokenizer.eos_token)]
-        if not whole.startswith(before):
-            raise RunFailure(
-                Reason.MODEL_UNSUPPORTED,
-                "the chat template rewrites earlier turns when a tool result follows",
-            )
-        return whole[len(before) :]
+        return text
+
+
+def _without_generation_markers(template: str) -> str:
+    """Only TRL knows these markers; what is saved must render anywhere."""
+    opened = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", template)
+    return re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", opened)
 
 
 def _between(text: str, before: str, after: str) -> str:

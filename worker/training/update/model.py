@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
@@ -49,6 +49,16 @@ def load_model(name: str, *, dtype: str, use_cpu: bool) -> Any:
             Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
         ) from error
     return model if use_cpu else model.to("cuda")
+
+
+def end_ids(name: str, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a turn of this model."""
+    try:
+        ends = GenerationConfig.from_pretrained(name).eos_token_id
+    except OSError:  # a model need not have one
+        ends = AutoConfig.from_pretrained(name).get_text_config().eos_token_id
+    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    return frozenset([*ends, tokenizer.eos_token_id])
 
 
 def context_length(model: Any) -> int:

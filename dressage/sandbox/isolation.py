@@ -1,0 +1,147 @@
+"""How user code is kept apart from the machine: the strongest way this host allows.
+
+bubblewrap (namespaces), else Landlock, else resource limits alone. Run as root, the processes get a
+user id of their own wherever that one can still reach Python.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from dressage.sandbox import landlock
+
+# Below systemd's dynamic users, above what distributions give to people and services.
+FIRST_USER, USERS = 60_600, 500
+PROBE_SECONDS = 20.0
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/ld.so.cache")
+NAME_SERVICE = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
+
+
+class Isolation(StrEnum):
+    """What stands between user code and the machine, strongest first."""
+
+    BUBBLEWRAP = "bubblewrap"
+    LANDLOCK = "landlock"
+    LIMITS = "limits"
+
+
+@dataclass(frozen=True)
+class Walls:
+    """One sandbox's isolation.
+
+    Attributes:
+        isolation: The kind.
+        user: The user id its processes run as; None: the one of this process.
+        network: Whether they may use the network.
+    """
+
+    isolation: Isolation
+    user: int | None
+    network: bool
+
+    def __str__(self) -> str:
+        user = "" if os.getuid() else ", as its own user" if self.user else ", as root"
+        open_network = self.network or self.isolation is Isolation.LIMITS
+        return f"{self.isolation}{user}{', with network' if open_network else ''}"
+
+    def command(self, inside: list[str], *, folder: Path, work: Path, disk_bytes: int) -> list[str]:
+        """The command line that runs `inside` behind these walls."""
+        if self.isolation is not Isolation.BUBBLEWRAP:
+            return inside
+        bound = [*readable_paths(network=self.network), str(folder)]
+        root = os.getuid() == 0
+        # Parents that bubblewrap makes by itself are closed to other users.
+        parents = sorted(
+            {str(up) for path in [*bound, str(work)] for up in list(Path(path).parents)[:-1]}
+        )
+        return [
+            *("bwrap", "--die-with-parent"),
+            *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+            *(() if self.network else ("--unshare-net",)),
+            *("--cap-drop", "ALL"),
+            # Needed until the process has taken its own user id.
+            *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else ()),
+            *(() if root else ("--unshare-user",)),
+            *(part for path in parents for part in ("--dir", path)),
+            *(part for path in bound for part in ("--ro-bind-try", path, path)),
+            *("--proc", "/proc", "--dev", "/dev"),
+            *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", str(work)),
+            *("--chdir", str(work)),
+            *inside,
+        ]
+
+
+def strongest(*, network: bool = False, atmost: Isolation = Isolation.BUBBLEWRAP) -> Walls:
+    """The strongest isolation that works here.
+
+    Args:
+        network: Whether the code may use the network.
+        atmost: Nothing stronger than this is tried.
+    """
+    order = list(Isolation)
+    for isolation in order[order.index(atmost) :]:
+        if isolation is Isolation.BUBBLEWRAP and _bubblewrap_works():
+            return Walls(isolation, _own_user() if os.getuid() == 0 else None, network)
+        if isolation is Isolation.LANDLOCK and landlock.version() > 0:
+            break
+    else:
+        isolation = Isolation.LIMITS
+    reachable = os.getuid() == 0 and _python_is_reachable(FIRST_USER)
+    return Walls(isolation, _own_user() if reachable else None, network)
+
+
+def readable_paths(*, network: bool) -> list[str]:
+    """What Python and the code of a suite need to read, and nothing else."""
+    python = {sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1])}
+    python |= {
+        entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")
+    }
+    return [*SYSTEM, *(NAME_SERVICE if network else ()), *sorted(python)]
+
+
+def _own_user() -> int:
+    """Another one for each sandbox of this process tree, as far as they reach."""
+    return FIRST_USER + int.from_bytes(os.urandom(4), "big") % USERS
+
+
+@functools.cache
+def _bubblewrap_works() -> bool:
+    if shutil.which("bwrap") is None:
+        return False
+    walls = Walls(Isolation.BUBBLEWRAP, None, network=False)
+    with tempfile.TemporaryDirectory() as work:
+        command = walls.command(
+            [sys.executable, "-c", "import dressage"],
+            folder=Path(work),
+            work=Path(work),
+            disk_bytes=1 << 20,
+        )
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return False
+    return done.returncode == 0
+
+
+@functools.cache
+def _python_is_reachable(user: int) -> bool:
+    """Whether another user can start this Python, which root may have in a closed home."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", "import dressage, pydantic"],
+            user=user,
+            group=user,
+            extra_groups=[],
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0

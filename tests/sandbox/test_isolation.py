@@ -1,0 +1,191 @@
+"""User code that tries to get out, behind each kind of wall that this host has."""
+
+import os
+import socket
+
+import pytest
+
+from dressage.sandbox.isolation import Isolation, strongest
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Limits, Sandbox
+
+CODE = """
+import measures
+from dressage.authoring import function_tool
+
+@function_tool
+def attempt(code: str) -> str:
+    \"""Run Python.\"""
+    scope = {"measures": measures}
+    exec(code, scope)
+    return str(scope.get("result"))
+"""
+MEASURES = """
+from dressage.authoring import fail_reason, measure
+
+@measure
+def strict(context):
+    return fail_reason("never good enough")
+"""
+CONTEXT = {
+    "input": "q",
+    "expect": {},
+    "metadata": {},
+    "messages": [],
+    "final": "",
+    "tool_calls": [],
+    "stop_reason": "completed",
+}
+
+
+@pytest.fixture(params=Isolation)
+def walls(request):
+    found = strongest(atmost=request.param)
+    if found.isolation is not request.param:
+        pytest.skip(f"this host has no {request.param}")
+    return found
+
+
+@pytest.fixture
+def strong_walls(walls):
+    if walls.isolation is Isolation.LIMITS:
+        pytest.skip("limits alone do not hide anything")
+    return walls
+
+
+@pytest.fixture
+def attempt(tmp_path):
+    """`attempt(walls, code)`: what the sandboxed code made of it."""
+    pools = []
+
+    def go(walls, code, limits=None):
+        folder = tmp_path / "suite"
+        if not pools:
+            folder.mkdir()
+            (folder / "tools.py").write_text(CODE)
+            (folder / "measures.py").write_text(MEASURES)
+            pools.append(WorkerPool(Sandbox(folder, limits, walls), size=1))
+        arguments = {"code": code}
+        request = {"call": "tool", "name": "attempt", "arguments": arguments, "max_output": 2000}
+        (outcome,) = pools[0].run([(None, request)], timeout=60)
+        return outcome
+
+    go.pools = pools
+    yield go
+    for pool in pools:
+        pool.close()
+
+
+def refused(outcome):
+    return outcome.failure is not None and any(
+        word in outcome.message
+        for word in (
+            "No such file",
+            "Permission denied",
+            "Read-only",
+            "not permitted",
+            "unreachable",
+        )
+    )
+
+
+def test_ordinary_work_is_possible(attempt, walls):
+    code = (
+        "import json, tempfile, subprocess, ssl, sqlite3, urllib.request, asyncio, threading\n"
+        "open('note', 'w').write('x')\n"
+        "with tempfile.NamedTemporaryFile() as f: f.write(b'x')\n"
+        "result = open('note').read() + subprocess.run(['echo', 'hi'], capture_output=True,"
+        " text=True).stdout"
+    )
+    assert attempt(walls, code).value == "xhi\n"
+
+
+def test_another_jobs_directory_cannot_be_read(attempt, strong_walls, tmp_path):
+    other = tmp_path / "other-job"
+    other.mkdir(mode=0o777)
+    (other / "secret").write_text("s3cr3t")
+    assert refused(attempt(strong_walls, f"result = open({str(other / 'secret')!r}).read()"))
+
+
+def test_the_environment_of_the_trainer_cannot_be_read(attempt, strong_walls, monkeypatch):
+    code = f"result = open('/proc/{os.getpid()}/environ', 'rb').read()"
+    assert refused(attempt(strong_walls, code))
+
+
+def test_the_trainer_cannot_be_killed(attempt, strong_walls):
+    outcome = attempt(strong_walls, f"import os; os.kill({os.getpid()}, 0)")
+    assert outcome.failure is not None
+
+
+def test_the_suite_cannot_be_written_over(attempt, strong_walls, tmp_path):
+    attempt(strong_walls, "result = 1")
+    target = tmp_path / "suite" / "measures.py"
+    assert refused(attempt(strong_walls, f"open({str(target)!r}, 'w').write('')"))
+    assert target.read_text() == MEASURES
+
+
+def test_there_is_no_network(attempt, strong_walls):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port}), timeout=5)"
+        outcome = attempt(strong_walls, code)
+    assert outcome.failure is not None
+
+
+@pytest.mark.parametrize("isolation", [Isolation.BUBBLEWRAP, Isolation.LANDLOCK])
+def test_the_network_can_be_allowed(attempt, isolation):
+    walls = strongest(network=True, atmost=isolation)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port}), timeout=5)"
+        assert attempt(walls, code).failure is None
+
+
+def test_a_fork_bomb_ends(attempt, walls):
+    if walls.user is None and os.getuid() == 0:
+        pytest.skip("the system does not limit root's processes")
+    code = """
+import os, time
+children = 0
+try:
+    while children < 5000:
+        if os.fork() == 0:
+            time.sleep(60)
+            os._exit(0)
+        children += 1
+    result = "no end"
+except BlockingIOError:
+    result = "stopped"
+"""
+    assert attempt(walls, code, Limits(processes=40)).value == "stopped"
+
+
+def test_the_disk_cannot_be_filled(attempt, walls):
+    one = "open('a', 'wb').write(bytes(20_000_000))"
+    outcome = attempt(walls, one, Limits(file_bytes=10_000_000, disk_bytes=30_000_000))
+    assert "File too large" in outcome.message
+    many = "for i in range(10): open(f'f{i}', 'wb').write(bytes(9_000_000))"
+    if walls.isolation is Isolation.BUBBLEWRAP:
+        assert "No space left" in attempt(walls, many).message
+
+
+def test_memory_is_limited(attempt, walls):
+    assert "MemoryError" in attempt(walls, "bytearray(50 * 1024**3)").message
+
+
+def test_a_tool_cannot_patch_a_measure(attempt, walls):
+    code = (
+        "from dressage.authoring import pass_reason\n"
+        "measures.strict.function = lambda context: pass_reason('hacked')\n"
+        "object.__setattr__(measures.strict, '_function', measures.strict.function)\n"
+        "type(measures.strict).evaluate = None"
+    )
+    attempt(walls, code)
+    request = {"call": "measure", "name": "strict", "context": CONTEXT}
+    (outcome,) = attempt.pools[0].run([(None, request)], timeout=10)
+    assert outcome.value == {"value": 0.0, "reason": "never good enough"}
+
+
+def test_the_walls_say_what_they_are(walls):
+    assert str(walls).startswith(walls.isolation)
+    assert ("with network" in str(walls)) is (walls.isolation is Isolation.LIMITS)
