@@ -7,12 +7,14 @@ from app.artifacts.endpoints import router as artifacts
 from app.dependencies import InTransaction
 from app.exceptions import PROBLEM_RESPONSES
 from app.jobs.endpoints import router as jobs
+from app.measures.endpoints import router as measures
 from app.suites.endpoints import router as suites
 
 router = APIRouter(responses=PROBLEM_RESPONSES)
 router.include_router(suites)
 router.include_router(jobs)
 router.include_router(artifacts)
+router.include_router(measures)
 
 
 @router.get("/healthz", tags=["service"])

@@ -116,6 +116,9 @@ EVALUATION = {
     "rewards": {"31855c2efb34": 1.0},
     "passed": {"31855c2efb34": True},
 }
+PREVIEW = {
+    "items": [{"reward": 1.0, "passed": True, "verdicts": ROLLOUT["verdicts"]}],
+}
 CASE = {
     "id": "31855c2efb34",
     "input": "What is 6 * 7?",

@@ -32,7 +32,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             celery=create_celery(settings.celery_url),
             storage=Storage(settings.storage_dir),
             rules=OperatorRules(
-                settings.models_dir, settings.allowed_models, settings.allow_network
+                models_dir=settings.models_dir,
+                allowed_models=settings.allowed_models,
+                allow_network=settings.allow_network,
+                judge_urls=tuple(url.rstrip("/") for url in settings.judge_urls),
             ),
             max_upload_bytes=settings.max_upload_bytes,
         )

@@ -30,6 +30,11 @@ class Settings(BaseSettings):
     allow_network: bool = Field(
         default=False, description="Whether suites' code may use the network when a job asks."
     )
+    judge_urls: list[str] = Field(
+        default_factory=list,
+        description="Base URLs of the endpoints that LLM judges may use. Their bearer token is "
+        "`DRESSAGE_JUDGE_KEY`.",
+    )
     gpus: int | None = Field(default=None, ge=0, description="Of this worker; counted if unset.")
 
     @property

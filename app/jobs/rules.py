@@ -1,11 +1,13 @@
 """What the operator lets a job do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.exceptions import FieldProblem
 from app.jobs.model_check import model_problems
 from dressage.spec.job import JobSpec
+from dressage.spec.measure import LlmJudge, RewardSpec
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class OperatorRules:
     models_dir: Path | None
     allowed_models: list[str] | None
     allow_network: bool
+    judge_urls: tuple[str, ...]
 
     def problems(self, spec: JobSpec) -> list[FieldProblem]:
         """Everything in a specification that is not allowed here."""
@@ -24,4 +27,17 @@ class OperatorRules:
         if spec.resources.network and not self.allow_network:
             message = "the operator does not let suites' code use the network"
             problems.append(FieldProblem(field="resources.network", message=message))
-        return problems
+        return [*problems, *self.judge_problems(spec.rewards)]
+
+    def judge_problems(self, rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
+        """Judges at addresses that are not allowed."""
+        allowed = ", ".join(self.judge_urls) or "none; set DRESSAGE_JUDGE_URLS"
+        return [
+            FieldProblem(
+                field=f"rewards.{at}.measure.base_url",
+                message=f"the operator does not allow judges there; allowed: {allowed}",
+            )
+            for at, reward in enumerate(rewards)
+            if isinstance(reward.measure, LlmJudge)
+            and reward.measure.base_url.rstrip("/") not in self.judge_urls
+        ]

@@ -2,16 +2,13 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
-from jsonschema import Draft202012Validator, SchemaError
-from jsonschema.validators import validator_for
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
 from app.db.models import ExportRow, JobRow, SuiteRow
-from app.exceptions import FieldProblem, IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
-from app.jobs import repository
+from app.exceptions import IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
+from app.jobs import checks, repository
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell
@@ -21,7 +18,6 @@ from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
 from dressage.spec.export import export_name
 from dressage.spec.job import Adjustment, JobSpec
-from dressage.spec.measure import JsonSchema
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
 
 PRIORITIES = {"urgent": 0, "high": 1, "normal": 2, "low": 3}
@@ -46,16 +42,13 @@ async def prepare(
     """
     suite = await suites.find(session, team, requested.suite)
     if suite is None:
-        raise JobInvalid(
-            f"suite: there is no suite {requested.suite!r}; upload it with POST /suites",
-            [FieldProblem(field="suite", message=f"there is no suite {requested.suite!r}")],
-        )
+        raise checks.missing_suite(requested.suite)
     spec, adjustments = effective_spec(requested, suite=f"{suite.name}@{suite.version}")
     problems = [
-        *_unknown_names(spec, suite),
-        *_too_few_cases(spec, suite.case_count),
-        *_nothing_to_predict(spec),
-        *_bad_schemas(spec),
+        *checks.unknown_names(spec, suite),
+        *checks.too_few_cases(spec, suite.case_count),
+        *checks.nothing_to_predict(spec),
+        *checks.bad_schemas(spec.rewards),
         *rules.problems(spec),
     ]
     if problems:
@@ -161,84 +154,3 @@ def _same_request(job: JobRow, request_hash: str) -> JobRow:
             f"this Idempotency-Key created job {job.id} from another body; use a new key"
         )
     return job
-
-
-def _unknown_names(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
-    tools = [tool["name"] for tool in suite.tools]
-    problems = [
-        FieldProblem(
-            field=f"agent.tools.{at}",
-            message=f"there is no tool {name!r} in {spec.suite}; it has {_listed(tools)}",
-        )
-        for at, name in enumerate(spec.agent.tools)
-        if name not in tools
-    ]
-    environments = [environment["name"] for environment in suite.environments]
-    if spec.agent.environment not in (None, *environments):
-        message = (
-            f"there is no environment {spec.agent.environment!r} in {spec.suite}; it has "
-            f"{_listed(environments)}"
-        )
-        problems.append(FieldProblem(field="agent.environment", message=message))
-    problems += [
-        FieldProblem(
-            field=f"rewards.{at}.measure",
-            message=f"there is no measure {reward.measure!r} in {spec.suite}; it has "
-            f"{_listed(suite.measures)}",
-        )
-        for at, reward in enumerate(spec.rewards)
-        if isinstance(reward.measure, str) and reward.measure not in suite.measures
-    ]
-    return problems
-
-
-def _too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
-    training = spec.training
-    for_training = case_count - spec.evaluation.held_out(case_count)
-    per_step = training.batch_size * training.gradient_accumulation // training.num_generations
-    if for_training >= per_step:
-        return []
-    return [
-        FieldProblem(
-            field="training.batch_size",
-            message=f"a step takes {per_step} cases, but {for_training} of the suite's "
-            f"{case_count} are for training; lower batch_size × gradient_accumulation or holdout",
-        )
-    ]
-
-
-def _bad_schemas(spec: JobSpec) -> list[FieldProblem]:
-    problems = []
-    for at, reward in enumerate(spec.rewards):
-        if not isinstance(reward.measure, JsonSchema):
-            continue
-        schema = reward.measure.json_schema
-        try:
-            validator_for(schema, default=Draft202012Validator).check_schema(schema)
-        except SchemaError as error:
-            message = f"not a JSON schema: {error.json_path}: {error.message}"[:500]
-            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
-        if _refers_elsewhere(schema):
-            message = "a $ref must stay inside the schema (#/…)"
-            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
-    return problems
-
-
-def _refers_elsewhere(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        reference = schema.get("$ref", "#")
-        outside = isinstance(reference, str) and not reference.startswith("#")
-        return outside or any(_refers_elsewhere(value) for value in schema.values())
-    return isinstance(schema, list) and any(_refers_elsewhere(value) for value in schema)
-
-
-def _nothing_to_predict(spec: JobSpec) -> list[FieldProblem]:
-    echo = spec.training.echo
-    if echo is None or echo.coeff == 0 or spec.agent.tools or spec.agent.environment:
-        return []
-    message = "ECHO predicts what tools answer, but the agent has none; leave training.echo out"
-    return [FieldProblem(field="training.echo", message=message)]
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names) if names else "none"

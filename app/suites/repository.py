@@ -72,6 +72,8 @@ def suite_view(row: SuiteRow) -> SuiteInfo:
             "case_count": row.case_count,
             "tools": row.tools,
             "measures": row.measures,
+            "reward_functions": row.reward_functions,
+            "rollout_funcs": row.rollout_funcs,
             "environments": row.environments,
             "created_at": row.created_at,
         }

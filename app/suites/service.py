@@ -16,6 +16,14 @@ from app.suites import repository
 from dressage.authoring.suite import FieldMapping, Suite, SuiteError
 from dressage.sandbox.process import Sandbox, SandboxStartError
 
+NO_CODE: dict[str, Any] = {
+    "tools": [],
+    "measures": [],
+    "reward_functions": [],
+    "rollout_funcs": [],
+    "environments": [],
+}
+
 
 async def receive(
     chunks: AsyncIterator[bytes], target: BinaryIO, *, announced: int | None, limit: int
@@ -75,9 +83,7 @@ async def store(
         content_hash=suite.content_hash,
         storage_key=await asyncio.to_thread(storage.put_bytes, suite.to_archive()),
         case_count=len(suite.cases),
-        tools=code["tools"],
-        measures=code["measures"],
-        environments=code["environments"],
+        **code,
     )
     session.add(row)
     await session.flush()
@@ -96,13 +102,9 @@ def _read(
 ) -> tuple[Suite, dict[str, Any]]:
     suite = Suite.from_upload(upload, csv_text=csv_text, mapping=mapping)
     if not any(name.endswith(".py") for name in suite.code):
-        return suite, {"tools": [], "measures": [], "environments": []}
+        return suite, NO_CODE
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
         suite.write_code(Path(folder))
         sandbox = Sandbox(Path(folder))
         sandbox.close()
-        return suite, {
-            "tools": sandbox.tools,
-            "measures": sandbox.measures,
-            "environments": sandbox.environments,
-        }
+        return suite, sandbox.contents

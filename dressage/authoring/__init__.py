@@ -14,6 +14,8 @@ from dressage.authoring.measure import (
     pass_reason,
     score,
 )
+from dressage.authoring.reward_function import RewardFunction, reward_function
+from dressage.authoring.rollout_func import PolicyModel, RolloutFunction, rollout_func
 from dressage.authoring.suite import FieldMapping, Suite, SuiteError
 from dressage.authoring.tool import FunctionTool, function_tool
 
@@ -25,11 +27,16 @@ __all__ = [
     "Measure",
     "MeasureContext",
     "MeasureResult",
+    "PolicyModel",
+    "RewardFunction",
+    "RolloutFunction",
     "Suite",
     "SuiteError",
     "fail_reason",
     "function_tool",
     "measure",
     "pass_reason",
+    "reward_function",
+    "rollout_func",
     "score",
 ]

@@ -13,5 +13,13 @@ class MeasureDefinitionError(AuthoringError):
     """A function cannot be used as a measure."""
 
 
+class MeasureTypeError(TypeError):
+    """A measure gave back something that is no verdict."""
+
+
+class ScoreRangeError(ValueError):
+    """A score lies outside its range."""
+
+
 class ToolArgumentsError(AuthoringError):
     """Arguments written by the model do not fit the tool's schema."""

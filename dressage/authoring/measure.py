@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dressage.authoring.errors import MeasureDefinitionError
+from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError, ScoreRangeError
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def score(value: float, reason: str) -> MeasureResult:
     """A partial result.
 
     Raises:
-        ValueError: The value lies outside [0, 1] or is not a number.
+        ScoreRangeError: The value lies outside [0, 1] or is not a number.
     """
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"a score lies in [0, 1], got {value!r}")
+        raise ScoreRangeError(f"a score lies in [0, 1], got {value!r}")
     return MeasureResult(float(value), reason)
 
 
@@ -102,17 +102,18 @@ class Measure:
         """Run the measure and check what it gives back.
 
         Raises:
-            TypeError: Something else than `pass_reason`, `fail_reason` or `score` came back.
+            MeasureTypeError: Something else than `pass_reason`, `fail_reason` or `score` came back.
+            ScoreRangeError: Its value lies outside [0, 1].
         """
         result = self.function(context)
         if inspect.isawaitable(result):
             result = await result
         if not isinstance(result, MeasureResult):
-            raise TypeError(
+            raise MeasureTypeError(
                 f"measure {self.name!r} returned {type(result).__name__}; return pass_reason(…), "
                 "fail_reason(…) or score(…)"
             )
-        return result
+        return score(result.value, result.reason)
 
 
 def measure(function: Callable[[MeasureContext], Any]) -> Measure:

@@ -1,7 +1,7 @@
 """A suite in memory: cases and the Python code that goes with them.
 
-In: records, a folder, or an uploaded file (JSONL, JSON, CSV, zip, tar). Out: the same content in
-one canonical form with a hash. Nothing is imported or executed here.
+In: records, a folder, or an uploaded file (JSONL, JSON, CSV, Parquet, zip, tar). Out: the same
+content in one canonical form with a hash. Nothing is imported or executed here.
 """
 
 import csv
@@ -21,7 +21,8 @@ from dressage.authoring.errors import AuthoringError
 from dressage.spec.base import JSON_NUL
 from dressage.spec.suite import Case
 
-CASE_FILES = ("cases.jsonl", "cases.json", "cases.csv")
+CASE_FILES = ("cases.jsonl", "cases.json", "cases.csv", "cases.parquet")
+PARQUET_MAGIC = b"PAR1"
 CASE_FIELDS = ("id", "input", "expect", "metadata")
 MAX_REPORTED = 100
 MAX_LINE = 4 * 1024 * 1024
@@ -194,6 +195,8 @@ class Suite:
 def _parse_cases(
     data: bytes, *, csv_text: bool, file: str | None, mapping: FieldMapping | None
 ) -> tuple[Case, ...]:
+    if data.startswith(PARQUET_MAGIC):
+        return _cases(list(enumerate(_parquet_rows(data, file), start=1)), mapping, file)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -214,6 +217,20 @@ def _parse_cases(
             raise SuiteError([Problem(_broken(error), file, line_number)]) from None
         return _cases(list(enumerate(records, start=1)), mapping, file)
     return _parse_jsonl(text, file, mapping)
+
+
+def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
+    """Rows of a Parquet file; columns that hold nothing in a row are left out of it."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ImportError:
+        raise SuiteError([Problem("reading Parquet needs the package pyarrow", file)]) from None
+    try:
+        plain = _json(json.dumps(read_table(io.BytesIO(data)).to_pylist(), default=str))
+    except (ArrowException, OSError, ValueError) as error:
+        raise SuiteError([Problem(f"broken Parquet: {error}", file)]) from None
+    return [{name: value for name, value in row.items() if value is not None} for row in plain]
 
 
 def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> tuple[Case, ...]:

@@ -97,7 +97,7 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
     described = {p.arg_name.lstrip("*"): p.description for p in documentation.params}
     arguments_model = _arguments_model(name, function, described)
     try:
-        schema = _inlined(arguments_model.model_json_schema())
+        schema = without_titles(arguments_model.model_json_schema())
     except PydanticInvalidForJsonSchema as error:
         raise ToolDefinitionError(f"tool {name!r}: {error.message}") from None
     parameters = {"type": "object", "properties": schema.get("properties", {})}
@@ -137,7 +137,7 @@ def _arguments_model(
         raise ToolDefinitionError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def without_titles(schema: dict[str, Any]) -> dict[str, Any]:
     """Replace `$ref` by what it points to and drop the generated titles: templates show less."""
     definitions = schema.get("$defs", {})
 

@@ -16,12 +16,13 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from dressage.authoring.environment import Environment, EnvironmentCase
-from dressage.authoring.errors import ToolArgumentsError
+from dressage.authoring.errors import MeasureTypeError, ScoreRangeError, ToolArgumentsError
 from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
 from dressage.authoring.tool import function_tool
 from dressage.sandbox import landlock
@@ -63,22 +64,26 @@ class _Worker:
     def __init__(self, code: Code, connection: socket.socket) -> None:
         self._code, self._connection = code, connection
         self._environment: Environment | None = None
+        self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
         # One loop for all calls: an environment may keep connections open between them.
         self._loop = asyncio.new_event_loop()
 
     def serve(self) -> None:
         """Until the host closes the socket."""
         _send(self._connection, {"ready": True})
-        waiting: queue.Queue[dict[str, Any]] = queue.Queue()
         lines = self._connection.makefile("r", encoding="utf-8")
-        threading.Thread(target=_read, args=(lines, waiting), daemon=True).start()
+        threading.Thread(target=_read, args=(lines, self._requests), daemon=True).start()
         while True:
-            request = waiting.get()
+            request = self._requests.get()
             try:
                 value = self._loop.run_until_complete(self._answer(request))
                 _send(self._connection, {"value": value})
             except ToolArgumentsError as error:
                 _send(self._connection, {"error": "arguments", "message": str(error)})
+            except MeasureTypeError as error:
+                _send(self._connection, {"error": "wrong_type", "message": str(error)})
+            except ScoreRangeError as error:
+                _send(self._connection, {"error": "out_of_range", "message": str(error)})
             except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may raise anything
                 message = f"{type(error).__name__}: {error}"[:2000]
                 _send(self._connection, {"error": "raised", "message": message})
@@ -96,6 +101,14 @@ class _Worker:
             context = _context(request["context"], self._environment)
             verdict = await self._code.measures[request["name"]].evaluate(context)
             return {"value": verdict.value, "reason": str(verdict.reason)}
+        if call == "reward_function":
+            rewards = self._code.reward_functions[request["name"]]
+            return await rewards.evaluate(
+                request["prompts"], request["completions"], request["columns"]
+            )
+        if call == "rollout_func":
+            function = self._code.rollout_funcs[request["name"]]
+            return await function.play(request["prompts"], _AskedModel(self._ask))
         if call == "open":
             self._environment = self._code.environments[request["name"]]()
             text = await _maybe(self._environment.reset(EnvironmentCase(**request["case"])))
@@ -103,6 +116,34 @@ class _Worker:
         if self._environment:
             await _maybe(self._environment.close())
         return None
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        _send(self._connection, {"question": question})
+        return self._requests.get()["reply"]
+
+
+class _AskedModel:
+    """A `PolicyModel` whose work is done by the host."""
+
+    def __init__(self, ask: Callable[[dict[str, Any]], Any]) -> None:
+        self._ask = ask
+
+    def encode(self, messages: list[dict[str, Any]]) -> list[int]:
+        ids: list[int] = self._ask({"ask": "encode", "messages": messages})
+        return ids
+
+    def encode_text(self, text: str) -> list[int]:
+        ids: list[int] = self._ask({"ask": "encode_text", "text": text})
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self._ask({"ask": "decode", "ids": ids}))
+
+    def generate(self, prompts: list[list[int]], max_tokens: int | None = None) -> list[list[int]]:
+        ids: list[list[int]] = self._ask(
+            {"ask": "generate", "prompts": prompts, "max_tokens": max_tokens}
+        )
+        return ids
 
 
 def _read(lines: TextIO, waiting: "queue.Queue[dict[str, Any]]") -> None:

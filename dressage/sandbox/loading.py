@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dressage.authoring.agents_sdk import from_sdk, is_sdk_tool
 from dressage.authoring.environment import Environment, environment_tools
 from dressage.authoring.errors import AuthoringError
 from dressage.authoring.measure import Measure
+from dressage.authoring.reward_function import RewardFunction
+from dressage.authoring.rollout_func import RolloutFunction
 from dressage.authoring.tool import FunctionTool
 
 
@@ -23,6 +26,8 @@ class Code:
 
     tools: dict[str, FunctionTool] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)
+    reward_functions: dict[str, RewardFunction] = field(default_factory=dict)
+    rollout_funcs: dict[str, RolloutFunction] = field(default_factory=dict)
     environments: dict[str, type[Environment]] = field(default_factory=dict)
 
     def contents(self) -> dict[str, Any]:
@@ -30,6 +35,8 @@ class Code:
         return {
             "tools": [tool.schema["function"] for tool in self.tools.values()],
             "measures": sorted(self.measures),
+            "reward_functions": sorted(self.reward_functions),
+            "rollout_funcs": sorted(self.rollout_funcs),
             "environments": [
                 {
                     "name": name,
@@ -63,17 +70,23 @@ def load_code(folder: Path) -> Code:
 
 
 def _register(code: Code, found: Any, file: Path) -> None:
-    if isinstance(found, FunctionTool):
+    if is_sdk_tool(found):
+        same = code.tools.setdefault(found.name, from_sdk(found)).function is found.on_invoke_tool
+    elif isinstance(found, FunctionTool):
         same = code.tools.setdefault(found.name, found) is found
     elif isinstance(found, Measure):
         same = code.measures.setdefault(found.name, found) is found
+    elif isinstance(found, RolloutFunction):
+        same = code.rollout_funcs.setdefault(found.name, found) is found
+    elif isinstance(found, RewardFunction):
+        same = code.reward_functions.setdefault(found.name, found) is found
     elif isinstance(found, type) and issubclass(found, Environment) and found is not Environment:
         same = code.environments.setdefault(found.__name__, found) is found
     else:
         return
     if not same:
         name = getattr(found, "name", None) or found.__name__
-        raise CodeError(f"{file.name}: a second tool, measure or environment named {name!r}")
+        raise CodeError(f"{file.name}: a second thing of its kind named {name!r}")
 
 
 def _where(error: BaseException, folder: Path, file: Path) -> str:

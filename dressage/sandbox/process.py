@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -48,6 +49,10 @@ class Failure(StrEnum):
     ARGUMENTS = "arguments"
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
+    WRONG_TYPE = "wrong_type"
+    OUT_OF_RANGE = "out_of_range"
+    MISSING_EXPECTATION = "missing_expectation"
+    NO_JUDGEMENT = "no_judgement"
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Sandbox:
     Attributes:
         tools: Schemas of the tools.
         measures: Names of the measures.
+        reward_functions: Names of the reward functions.
+        rollout_funcs: Names of the rollout functions.
         environments: Names of the environments with the schemas of their tools.
         walls: The isolation it has.
 
@@ -112,7 +119,20 @@ class Sandbox:
             raise SandboxStartError(answer["message"] if answer else "the code ended its process")
         self.tools: list[dict[str, Any]] = answer["tools"]
         self.measures: list[str] = answer["measures"]
+        self.reward_functions: list[str] = answer["reward_functions"]
+        self.rollout_funcs: list[str] = answer["rollout_funcs"]
         self.environments: list[dict[str, Any]] = answer["environments"]
+
+    @property
+    def contents(self) -> dict[str, Any]:
+        """All that was found in the code, by kind."""
+        return {
+            "tools": self.tools,
+            "measures": self.measures,
+            "reward_functions": self.reward_functions,
+            "rollout_funcs": self.rollout_funcs,
+            "environments": self.environments,
+        }
 
     def _confinement(self, folder: Path, limits: Limits) -> str:
         walls = self.walls
@@ -184,13 +204,28 @@ class Worker:
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)
         return int(process)
 
-    def call(self, request: dict[str, Any], timeout: float) -> Outcome:
-        """Send one request and wait for its answer, at most `timeout` seconds."""
+    def call(
+        self,
+        request: dict[str, Any],
+        timeout: float,
+        answer_question: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> Outcome:
+        """Send one request and wait for its answer.
+
+        Args:
+            request: What to do.
+            timeout: Seconds the code may take; a question of its own starts them again.
+            answer_question: Answers what the code asks meanwhile, as rollout functions do.
+        """
         if not self.alive:
             return Outcome(failure=Failure.CRASHED, message="the process is gone")
         try:
             self._connection.sendall(json.dumps(request).encode() + b"\n")
             answer = self._lines.next(timeout)
+            while answer is not None and "question" in answer and answer_question:
+                reply = {"reply": answer_question(answer["question"])}
+                self._connection.sendall(json.dumps(reply).encode() + b"\n")
+                answer = self._lines.next(timeout)
         except TimeoutError:
             self.kill()
             message = f"no result within {timeout:g} seconds"

@@ -53,6 +53,11 @@ class AgentSpec(Spec):
         description="An `Environment` class in the suite's code; its tools are the agent's.",
     )
 
+    rollout_func: str | None = Field(
+        default=None,
+        description="A `@rollout_func` of the suite's code that plays the rollouts itself; instead "
+        "of tools and environment.",
+    )
     response_template: dict[str, Any] | None = Field(
         default=None,
         description="How tool calls are found in what the model writes, in the words of "
@@ -70,6 +75,8 @@ class AgentSpec(Spec):
             raise ValueError(
                 "the environment's tools are the agent's: leave agent.tools out, or the environment"
             )
+        if self.rollout_func and (self.environment or self.tools):
+            raise ValueError("a rollout_func plays alone: leave tools and environment out")
         return self
 
     @field_validator("tools")

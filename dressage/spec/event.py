@@ -70,6 +70,7 @@ class MeasureVerdict(Spec):
     measure: str
     value: float | None = Field(description="null: the measure itself failed.")
     reason: str
+    error: str | None = Field(default=None, description="How it failed: `raised`, `timed_out`, …")
 
 
 class Rollout(Spec):

@@ -99,6 +99,21 @@ class LengthLimit(Spec):
     max_words: int = Field(ge=1)
 
 
+class LlmJudge(Spec):
+    """A language model grades the final message by a rubric, from 0 to 1."""
+
+    type: Literal["llm_judge"]
+    base_url: str = Field(
+        pattern=r"^https?://[^\s]+$",
+        description="Of an OpenAI-compatible endpoint that the operator allows, without "
+        "`/chat/completions`.",
+    )
+    model: str = Field(min_length=1)
+    rubric: str = Field(min_length=1, max_length=20_000, description="What makes an answer good.")
+    requests_per_minute: int = Field(default=120, ge=1)
+    timeout: float = Field(default=60, gt=0, le=600, description="Seconds for one request.")
+
+
 BuiltinMeasure = Annotated[
     ExactMatch
     | Contains
@@ -109,22 +124,35 @@ BuiltinMeasure = Annotated[
     | ToolNotCalled
     | ToolSequence
     | NoToolErrors
-    | LengthLimit,
+    | LengthLimit
+    | LlmJudge,
     Field(discriminator="type"),
 ]
 
 
 class RewardSpec(Spec):
-    """One measure and its weight in the reward."""
+    """One measure, or one reward function, and its weight in the reward."""
 
-    measure: Annotated[str, Field(min_length=1)] | BuiltinMeasure = Field(
-        description="The name of a `@measure` function in the suite, or a built-in measure."
+    measure: Annotated[str, Field(min_length=1)] | BuiltinMeasure | None = Field(
+        default=None,
+        description="The name of a `@measure` function in the suite, or a built-in measure.",
+    )
+    function: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The name of a `@reward_function` in the suite: TRL's kind, any number.",
     )
     weight: float = Field(
         default=1.0,
         allow_inf_nan=False,
         description="The reward is the weighted sum; a negative weight is a penalty.",
     )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.measure is None) == (self.function is None):
+            raise ValueError("give a measure or a function, and not both")
+        return self
 
     @model_validator(mode="after")
     def _some_weight(self) -> Self:
@@ -136,6 +164,8 @@ class RewardSpec(Spec):
     def name(self) -> str:
         """What it is called in metrics and verdicts."""
         measure = self.measure
+        if measure is None:
+            return str(self.function)
         if isinstance(measure, str):
             return measure
         if isinstance(measure, ToolCalled | ToolNotCalled):

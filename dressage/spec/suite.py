@@ -80,6 +80,8 @@ class SuiteInfo(Spec):
     case_count: int
     tools: tuple[ToolInfo, ...] = ()
     measures: tuple[str, ...] = ()
+    reward_functions: tuple[str, ...] = ()
+    rollout_funcs: tuple[str, ...] = ()
     environments: tuple[EnvironmentInfo, ...] = ()
     created_at: datetime
 

@@ -25,6 +25,8 @@ def upgrade() -> None:
     sa.Column('tools', sa.JSON(), nullable=False),
     sa.Column('environments', sa.JSON(), nullable=False),
     sa.Column('measures', postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+    sa.Column('reward_functions', postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+    sa.Column('rollout_funcs', postgresql.JSONB(astext_type=sa.Text()), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('clock_timestamp()'), nullable=False),
     sa.PrimaryKeyConstraint('id', name=op.f('pk_suites')),
     sa.UniqueConstraint('arrival', name=op.f('uq_suites_arrival')),

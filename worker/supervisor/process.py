@@ -7,8 +7,18 @@ import signal
 import sys
 from pathlib import Path
 
-KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
-KEPT_PREFIXES = ("HF_", "TORCH", "OMP_", "NCCL_", "CUDA_", "NVIDIA_", "LLAMA_CPP_")
+KEPT = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "HOME",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "DRESSAGE_JUDGE_KEY",
+)
+KEPT_PREFIXES = ("HF_", "WANDB_", "TORCH", "OMP_", "NCCL_", "CUDA_", "NVIDIA_", "LLAMA_CPP_")
 GRACE_SECONDS = 5.0
 
 

@@ -1,6 +1,7 @@
 """The map of a run: load → build → evaluate → train → evaluate → save → manifest."""
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from worker.training.checkpoints import newest_complete
 from worker.training.evaluate import paired_gain, split, summary
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
-from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
+from worker.training.rollout.engine import AgentParts, Engine, EpisodeLimits, RolloutEngine
+from worker.training.rollout.function import FunctionRollouts
 from worker.training.rollout.template import ConversationTemplate
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
@@ -132,7 +134,7 @@ class Parts:
 
     tokenizer: Any
     pool: WorkerPool
-    engine: RolloutEngine
+    engine: Engine
     scorer: Scorer
     trainer: JobTrainer
 
@@ -149,19 +151,13 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
         thinking=job.agent.thinking,
     )
     model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
-    engine = RolloutEngine(
-        template=template,
-        agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
-        pool=pool,
-        limits=EpisodeLimits(
-            completion_tokens=training.max_completion_length,
-            context_tokens=context_length(model),
-            tool_iterations=training.max_tool_iterations,
-            tool_timeout=training.tool_timeout,
-            tool_output=training.max_tool_output,
-        ),
+    engine = _engine(job, template, pool, context_length(model))
+    scorer = Scorer(
+        job.rewards,
+        pool,
+        timeout=training.tool_timeout,
+        judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
     )
-    scorer = Scorer(job.rewards, pool, timeout=training.tool_timeout)
     set_seed(training.seed)  # the adapter's first weights
     trainer = JobTrainer(
         model=model,
@@ -174,6 +170,33 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
         use_cpu=use_cpu,
     )
     return Parts(template.tokenizer, pool, engine, scorer, trainer)
+
+
+def _engine(
+    job: JobSpec, template: ConversationTemplate, pool: WorkerPool, context_tokens: int
+) -> Engine:
+    training = job.training
+    if job.agent.rollout_func:
+        return FunctionRollouts(
+            name=job.agent.rollout_func,
+            template=template,
+            instructions=job.agent.instructions,
+            pool=pool,
+            completion_tokens=training.max_completion_length,
+            timeout=training.tool_timeout,
+        )
+    return RolloutEngine(
+        template=template,
+        agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
+        pool=pool,
+        limits=EpisodeLimits(
+            completion_tokens=training.max_completion_length,
+            context_tokens=context_tokens,
+            tool_iterations=training.max_tool_iterations,
+            tool_timeout=training.tool_timeout,
+            tool_output=training.max_tool_output,
+        ),
+    )
 
 
 def _agent_tools(job: JobSpec, sandbox: Sandbox) -> list[dict[str, Any]]:

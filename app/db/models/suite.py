@@ -27,4 +27,6 @@ class SuiteRow(Base):
     tools: Mapped[list[Any]] = mapped_column(JSON)
     environments: Mapped[list[Any]] = mapped_column(JSON)
     measures: Mapped[list[Any]]
+    reward_functions: Mapped[list[Any]]
+    rollout_funcs: Mapped[list[Any]]
     created_at: Mapped[CreatedAt]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 from dressage.authoring.measure import ToolCall
 from dressage.sandbox.pool import WorkerPool
@@ -20,6 +20,22 @@ from worker.training.seeds import derived_seed
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]
 
 OPEN_TRIES = 2
+
+
+class Engine(Protocol):
+    """Plays episodes; what the trainer and the evaluation need of it."""
+
+    def play(
+        self,
+        cases: Sequence[tuple[Case, int]],
+        generate: Generate,
+        end_ids: frozenset[int],
+        seed: int,
+    ) -> list[Episode]:
+        """Play one episode for each (case, index in its group)."""
+
+    def prompt_messages(self, case: Case) -> list[dict[str, Any]]:
+        """The conversation an episode of the case starts from."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dressage.spec.training import TrainingSpec
 from worker.training.checkpoints import mark_complete
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scored, Scorer, group_rewards
-from worker.training.rollout.engine import RolloutEngine
+from worker.training.rollout.engine import Engine
 from worker.training.rollout.episode import Episode
 from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
@@ -44,7 +44,7 @@ STEPS_WITHOUT_REWARD = 3
 
 
 class JobTrainer(GRPOTrainer):
-    """GRPO whose rollouts are played by `RolloutEngine` and scored by `Scorer`."""
+    """GRPO whose rollouts are played by an `Engine` and scored by `Scorer`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class JobTrainer(GRPOTrainer):
         tokenizer: Any,
         spec: TrainingSpec,
         cases: Sequence[Case],
-        engine: RolloutEngine,
+        engine: Engine,
         scorer: Scorer,
         run: RunDirectory,
         use_cpu: bool,

@@ -5,8 +5,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dressage.authoring import MeasureContext
 from dressage.authoring.measure import AssistantMessage, ToolCall
+from dressage.measuring.builtin import MissingExpectation, evaluate, last_number
 from dressage.spec.measure import BuiltinMeasure, RewardSpec
-from worker.training.measures.builtin import MissingExpectation, evaluate, last_number
 
 MEASURE = TypeAdapter(BuiltinMeasure)
 

@@ -1,0 +1,20 @@
+"""`/measures`: try them before a job does."""
+
+from fastapi import APIRouter
+
+from app import examples
+from app.dependencies import InTransaction, Parts, Team
+from app.measures import service
+from dressage.spec.preview import MeasurePreview, PreviewResults
+
+router = APIRouter(prefix="/measures", tags=["measures"])
+
+
+@router.post("/preview", responses=examples.shown(examples.PREVIEW))
+async def preview_measures(
+    request: MeasurePreview, transaction: InTransaction, team: Team, parts: Parts
+) -> PreviewResults:
+    """Run measures on given rollouts. A measure that fails says how; nothing is stored."""
+    return await service.preview(
+        transaction.session, parts.storage, parts.rules, team=team, request=request
+    )

@@ -1,0 +1,103 @@
+"""Runs measures on rollouts that a request brings along."""
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.exceptions import FieldProblem, JobInvalid
+from app.jobs.checks import bad_schemas, missing_suite, unknown_rewards
+from app.jobs.rules import OperatorRules
+from app.storage import Storage
+from app.suites import repository as suites
+from app.suites.service import load
+from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
+from dressage.authoring.suite import Suite
+from dressage.measuring.combine import combined, verdicts_of
+from dressage.measuring.runner import MeasureRunner
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError
+from dressage.spec.preview import MeasurePreview, PreviewResult, PreviewResults, PreviewRollout
+
+WORKERS = 4
+
+
+async def preview(
+    session: AsyncSession,
+    storage: Storage,
+    rules: OperatorRules,
+    *,
+    team: str,
+    request: MeasurePreview,
+) -> PreviewResults:
+    """Verdicts for every rollout.
+
+    Raises:
+        JobInvalid: Names, schemas or cases that do not exist, or code that does not load.
+    """
+    row = await suites.find(session, team, request.suite)
+    if row is None:
+        raise missing_suite(request.suite)
+    problems = [
+        *unknown_rewards(request.rewards, row),
+        *bad_schemas(request.rewards),
+        *rules.judge_problems(request.rewards),
+    ]
+    suite = await asyncio.to_thread(load, storage, row)
+    known = {case.id for case in suite.cases}
+    problems += [
+        FieldProblem(field=f"rollouts.{at}.case_id", message=f"there is no case {r.case_id!r}")
+        for at, r in enumerate(request.rollouts)
+        if r.case_id is not None and r.case_id not in known
+    ]
+    if problems:
+        raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)
+    await session.commit()  # measures take their time: the connection goes back
+    try:
+        outcomes = await asyncio.to_thread(_run, request, suite)
+    except SandboxStartError as error:
+        message = f"the suite's code does not load: {error}"
+        raise JobInvalid(message, [FieldProblem(field="suite", message=message)]) from None
+    items = []
+    for found in outcomes:
+        verdicts = verdicts_of(request.rewards, found)
+        reward, passed = combined(request.rewards, verdicts)
+        items.append(PreviewResult(reward=reward, passed=passed, verdicts=verdicts))
+    return PreviewResults(items=tuple(items))
+
+
+def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
+    contexts = [_context(rollout, suite) for rollout in request.rollouts]
+    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
+        suite.write_code(Path(folder))
+        pool = WorkerPool(Sandbox(Path(folder)), size=WORKERS)
+        try:
+            runner = MeasureRunner(
+                request.rewards,
+                pool,
+                timeout=request.timeout,
+                judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
+            )
+            return runner.run(contexts, [None] * len(contexts))
+        finally:
+            pool.close()
+
+
+def _context(rollout: PreviewRollout, suite: Suite) -> MeasureContext:
+    given = rollout.model_dump(mode="json")
+    case = next((case for case in suite.cases if case.id == rollout.case_id), None)
+    if case:
+        given |= case.model_dump(mode="json", include={"input", "expect", "metadata"})
+    prompt = given["input"]
+    turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return MeasureContext(
+        input=prompt,
+        expect=given["expect"],
+        metadata=given["metadata"],
+        messages=given["messages"] or [*turns, {"role": "assistant", "content": rollout.answer}],
+        final=AssistantMessage(rollout.answer),
+        tool_calls=[ToolCall(**call) for call in given["tool_calls"]],
+        stop_reason=rollout.stop_reason,
+    )
