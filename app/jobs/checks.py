@@ -114,15 +114,27 @@ def _refers_elsewhere(schema: Any) -> bool:
     return isinstance(schema, list) and any(_refers_elsewhere(value) for value in schema)
 
 
-def nothing_to_predict(spec: JobSpec) -> list[FieldProblem]:
-    """ECHO without anything that answers."""
-    echo = spec.training.echo
-    if echo is None or echo.coeff == 0 or spec.agent.tools or spec.agent.environment:
+def echo_problems(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
+    """ECHO without anything that answers, or with weights for tools that are not there."""
+    echo, agent = spec.training.echo, spec.agent
+    if echo is None:
         return []
-    if spec.agent.rollout_func:
-        return []
-    message = "ECHO predicts what tools answer, but the agent has none; leave training.echo out"
-    return [FieldProblem(field="training.echo", message=message)]
+    tools = list(agent.tools)
+    for environment in suite.environments:
+        if environment["name"] == agent.environment:
+            tools = [tool["name"] for tool in environment["tools"]]
+    problems = [
+        FieldProblem(
+            field=f"training.echo.tool_weights.{name}",
+            message=f"the agent has no tool {name!r}; it has {_listed(tools)}",
+        )
+        for name in echo.tool_weights
+        if name not in tools
+    ]
+    if echo.coeff > 0 and not tools and not agent.environment and not agent.rollout_func:
+        message = "ECHO predicts what tools answer, but the agent has none; leave training.echo out"
+        problems.append(FieldProblem(field="training.echo", message=message))
+    return problems
 
 
 def _listed(names: list[str]) -> str:

@@ -47,7 +47,7 @@ async def prepare(
     problems = [
         *checks.unknown_names(spec, suite),
         *checks.too_few_cases(spec, suite.case_count),
-        *checks.nothing_to_predict(spec),
+        *checks.echo_problems(spec, suite),
         *checks.bad_schemas(spec.rewards),
         *rules.problems(spec),
     ]

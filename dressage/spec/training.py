@@ -1,8 +1,9 @@
 """How a job trains. Names are TRL's where TRL has one; defaults are the vetted ones."""
 
-from typing import Literal, Self
+import re
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dressage.spec.base import Spec
 
@@ -37,9 +38,28 @@ class EchoSpec(Spec):
     include_scaffold: bool = Field(
         default=False, description="Also predict the chat template's markup around results."
     )
+    tool_weights: dict[str, Annotated[float, Field(ge=0, le=100)]] = Field(
+        default_factory=dict,
+        description="Weight of a tool's results, by its name; 1 unless given, 0 leaves them out.",
+    )
+    ignore_lines: str | None = Field(
+        default=None,
+        max_length=1000,
+        description="Regular expression; lines of results in which it is found (warnings, times) "
+        "are not predicted.",
+    )
     guardrail: bool = Field(
         default=True, description="Halve the coefficient when reward and action entropy collapse."
     )
+
+    @field_validator("ignore_lines")
+    @classmethod
+    def _compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from None
+        return pattern
 
 
 class TrainingSpec(Spec):

@@ -265,3 +265,11 @@ def test_another_teams_jobs_are_not_listed(api, suite, job_spec):
     post(api, job_spec)
     assert len(api.get("/jobs", params={"team": "default"}).json()["items"]) == 1
     assert api.get("/jobs", params={"team": "other"}).json()["items"] == []
+
+
+def test_echo_weights_for_tools_the_agent_lacks_are_refused(api, suite, job_spec):
+    job_spec["training"]["echo"] = {"tool_weights": {"calculate": 2, "search": 0.5}}
+    problem = post(api, job_spec).json()
+    assert [error["field"] for error in problem["errors"]] == ["training.echo.tool_weights.search"]
+    job_spec["training"]["echo"] = {"ignore_lines": "("}
+    assert post(api, job_spec).json()["errors"][0]["field"] == "training.echo.ignore_lines"

@@ -165,3 +165,33 @@ def test_a_tar_is_unpacked_below_its_folder_alone(tmp_path):
     with pytest.raises(ArchiveError, match="would leave"):
         unpack_tar(bad, tmp_path / "out")
     assert not (tmp_path / "outside").exists()
+
+
+def parquet(rows):
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    buffer = io.BytesIO()
+    write_table(pyarrow.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def test_parquet_is_read_alone_and_in_archives():
+    rows = [
+        {"input": "2 + 2?", "expect": {"answer": "4"}, "metadata": {"level": 1}},
+        {"input": "3 + 3?", "expect": {"answer": "6"}, "metadata": None},
+    ]
+    suite = upload(parquet(rows))
+    assert [case.expect for case in suite.cases] == [{"answer": "4"}, {"answer": "6"}]
+    assert [case.metadata for case in suite.cases] == [{"level": 1}, {}]
+    packed = Suite.from_upload(zipped({"cases.parquet": parquet(rows)}))
+    assert packed.content_hash == suite.content_hash
+
+
+def test_foreign_parquet_is_mapped_and_bad_rows_are_numbered():
+    rows = [{"question": "a?", "answer": 1}, {"question": None, "answer": 2}]
+    with pytest.raises(SuiteError) as caught:
+        upload(parquet(rows), mapping=FieldMapping("question", ("answer",)))
+    assert caught.value.problems[0].line == 2
+    with pytest.raises(SuiteError, match="broken Parquet"):
+        upload(b"PAR1 and then nothing")

@@ -215,3 +215,28 @@ def test_limits_are_those_given(tmp_path):
     pool.close()
     assert outcome.failure is Failure.RAISED
     assert "File too large" in outcome.message
+
+
+def test_tools_of_the_agents_sdk_are_tools(tmp_path):
+    (tmp_path / "tools.py").write_text(
+        "from agents import function_tool\n\n@function_tool\n"
+        "async def add(a: int, b: int = 2) -> int:\n"
+        '    """Add.\n\n    Args:\n        a: The first.\n    """\n    return a + b\n'
+    )
+    pool = WorkerPool(Sandbox(tmp_path), size=1)
+    (schema,) = pool.sandbox.tools
+    calls = [
+        (None, {**call("add")[1], "arguments": arguments})
+        for arguments in ({"a": 1, "b": 2}, {"a": "one", "b": 2})
+    ]
+    good, bad = pool.run(calls, timeout=30)
+    pool.close()
+    assert schema["name"] == "add"
+    assert schema["description"] == "Add."
+    assert schema["parameters"]["properties"]["a"] == {
+        "type": "integer",
+        "description": "The first.",
+    }
+    assert good.value == "3"
+    assert bad.failure is Failure.ARGUMENTS
+    assert "'one' is not of type 'integer'" in bad.message

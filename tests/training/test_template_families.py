@@ -77,7 +77,7 @@ def family(tokenizer):
     def make(text, ends, tools=(CALCULATE,), **options):
         own = copy.deepcopy(tokenizer)
         own.add_tokens(sorted({*CONTROL.findall(text), *ends}))
-        own.chat_template, own.eos_token = text, ends[0]
+        own.chat_template, own.eos_token, own.response_template = text, ends[0], None
         end_ids = frozenset(own.convert_tokens_to_ids(ends))
         return ConversationTemplate(own, list(tools), end_ids=end_ids, **options)
 

@@ -243,8 +243,7 @@ class RolloutEngine:
             episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         else:
             episode.messages += messages
-            episode.escaped_markup += suffix.escaped
-            episode.append(suffix.ids, suffix.roles)
+            episode.append_results(suffix, [result.name for result in results])
 
     def _room(self, episode: Episode) -> int:
         """Tokens that an episode may still add: of its budget, and of the model's context."""

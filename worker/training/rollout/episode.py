@@ -8,6 +8,7 @@ from dressage.authoring.measure import ToolCall
 from dressage.sandbox.process import Worker
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
+from worker.training.rollout.template import Suffix
 
 
 class StopReason(StrEnum):
@@ -30,6 +31,9 @@ class Episode:
         prompt_ids: Token ids of the prompt.
         completion_ids: Everything after the prompt: actions, observations, scaffold.
         roles: One role for each of `completion_ids`.
+        origins: For each of them: which entry of `observed` it belongs to, and at which character;
+            None for what no tool wrote.
+        observed: The results that were shown, by tool, as the template writes them.
         worker: The process of the episode's environment, if it has one.
         lost: Why the environment failed. Such an episode is never scored.
     """
@@ -40,6 +44,8 @@ class Episode:
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     roles: list[TokenRole] = field(default_factory=list)
+    origins: list[tuple[int, int] | None] = field(default_factory=list)
+    observed: list[tuple[str, str]] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_failures: int = 0
     escaped_markup: int = 0
@@ -52,6 +58,16 @@ class Episode:
         """Add tokens with their roles."""
         self.completion_ids += ids
         self.roles += roles
+        self.origins += [None] * len(ids)
+
+    def append_results(self, suffix: Suffix, tools: list[str]) -> None:
+        """Add what tools answered, and the markup around it."""
+        first = len(self.observed)
+        self.completion_ids += suffix.ids
+        self.roles += suffix.roles
+        self.origins += [o and (first + o[0], o[1]) for o in suffix.origins]
+        self.observed += zip(tools, suffix.bodies, strict=True)
+        self.escaped_markup += suffix.escaped
 
     @property
     def truncated(self) -> bool:

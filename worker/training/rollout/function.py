@@ -104,6 +104,7 @@ class FunctionRollouts:
             list(prompt_ids),
             list(ids),
             [TokenRole.ACTION if wrote else TokenRole.OBSERVATION for wrote in mask],
+            [None] * len(ids),
             stop_reason=StopReason.COMPLETED if ended else StopReason.MAX_COMPLETION_LENGTH,
         )
 

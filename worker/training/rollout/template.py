@@ -20,15 +20,27 @@ from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
 
+Origin = tuple[int, int]
+
 SENTINEL = "body{}of{}"
 
 
 @dataclass(frozen=True)
 class Suffix:
-    """What comes between two assistant turns: `ids` and one role a token."""
+    """What comes between two assistant turns.
+
+    Attributes:
+        ids: Token ids.
+        roles: One for each token.
+        origins: For each token of a body: which result it belongs to, and at which character.
+        bodies: The results as the template writes them.
+        escaped: How often markup spelled inside a body was broken up.
+    """
 
     ids: list[int]
     roles: list[TokenRole]
+    origins: list[Origin | None]
+    bodies: list[str]
     escaped: int
 
 
@@ -184,35 +196,33 @@ class ConversationTemplate:
                 Reason.MODEL_UNSUPPORTED,
                 "the chat template renders tool results differently depending on their text",
             )
+        escaped = sum(len(self._markup.findall(body)) for body in bodies)
+        if escaped:
+            return self._in_pieces(pieces, bodies, escaped)
         spans, at = [], 0
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
             at += len(piece)
             spans.append((at, at + len(body)))
             at += len(body)
-        escaped = sum(len(self._markup.findall(body)) for body in bodies)
-        if escaped:
-            return self._in_pieces(pieces, bodies, escaped)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        roles = [
-            TokenRole.OBSERVATION
-            if any(start <= begin and end <= stop for start, stop in spans if stop > start)
-            else TokenRole.SCAFFOLD
-            for begin, end in encoded["offset_mapping"]
-        ]
-        return Suffix(encoded["input_ids"], roles, 0)
+        origins = [_origin(begin, end, spans) for begin, end in encoded["offset_mapping"]]
+        return Suffix(encoded["input_ids"], _roles(origins), origins, bodies, 0)
 
     def _in_pieces(self, pieces: list[str], bodies: list[str], escaped: int) -> Suffix:
         ids: list[int] = []
-        roles: list[TokenRole] = []
-        for piece, body in zip(pieces, [*bodies, ""], strict=True):
+        origins: list[Origin | None] = []
+        for number, (piece, body) in enumerate(zip(pieces, [*bodies, ""], strict=True)):
+            scaffold = self._encode(piece)
+            ids += scaffold
+            origins += [None] * len(scaffold)
             cuts = [0, *(match.start() + 1 for match in self._markup.finditer(body)), len(body)]
-            parts = [(piece, TokenRole.SCAFFOLD)]
-            parts += [(body[a:b], TokenRole.OBSERVATION) for a, b in pairwise(cuts) if b > a]
-            for text, role in parts:
-                made = self._encode(text)
-                ids += made
-                roles += [role] * len(made)
-        return Suffix(ids, roles, escaped)
+            for start, stop in pairwise(cuts):
+                part = self.tokenizer(
+                    body[start:stop], add_special_tokens=False, return_offsets_mapping=True
+                )
+                ids += part["input_ids"]
+                origins += [(number, start + begin) for begin, _ in part["offset_mapping"]]
+        return Suffix(ids, _roles(origins), origins, bodies, escaped)
 
     def _around(self, names: tuple[str, ...]) -> list[str]:
         """The markup before, between and after the bodies of these tools' results."""
@@ -284,6 +294,18 @@ def _without_generation_markers(template: str) -> str:
     """Only TRL knows these markers; what is saved must render anywhere."""
     opened = re.sub(r"(\{%-?)\s*generation\s*(-?%\})", r"\1 if true \2", template)
     return re.sub(r"(\{%-?)\s*endgeneration\s*(-?%\})", r"\1 endif \2", opened)
+
+
+def _origin(begin: int, end: int, spans: list[tuple[int, int]]) -> Origin | None:
+    """The body that a token lies in, whole; None: it has markup in it."""
+    for number, (start, stop) in enumerate(spans):
+        if start <= begin and end <= stop and stop > start:
+            return number, begin - start
+    return None
+
+
+def _roles(origins: list[Origin | None]) -> list[TokenRole]:
+    return [TokenRole.OBSERVATION if origin else TokenRole.SCAFFOLD for origin in origins]
 
 
 def _between(text: str, before: str, after: str) -> str:

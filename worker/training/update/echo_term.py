@@ -1,10 +1,12 @@
 """ECHO's side of one trainer: which tokens, how much, and whether it does harm."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import regex
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
@@ -20,6 +22,7 @@ from worker.training.update.echo import (
 )
 
 STATE = "echo_state.json"
+PATTERN_SECONDS = 5.0
 
 
 class EchoTerm:
@@ -32,12 +35,42 @@ class EchoTerm:
         self.coeff = spec.coeff
 
     def weights(self, episodes: Sequence[Episode]) -> torch.Tensor:
-        """Weight of every completion token, (B, T): 1 for what the environment wrote, else 0."""
-        selected = {TokenRole.OBSERVATION}
-        if self._spec.include_scaffold:
-            selected.add(TokenRole.SCAFFOLD)
-        rows = [torch.tensor([float(role in selected) for role in e.roles]) for e in episodes]
-        return pad_sequence(rows, batch_first=True)
+        """Weight of every completion token, (B, T): of what the environment wrote, else 0."""
+        return pad_sequence([torch.tensor(self._row(e)) for e in episodes], batch_first=True)
+
+    def _row(self, episode: Episode) -> list[float]:
+        ignored = [self._ignored(body) for _, body in episode.observed]
+        row = []
+        for role, origin in zip(episode.roles, episode.origins, strict=True):
+            if role is TokenRole.SCAFFOLD:
+                weight = float(self._spec.include_scaffold)
+            elif role is not TokenRole.OBSERVATION:
+                weight = 0.0
+            elif origin is None:
+                weight = 1.0
+            else:
+                number, at = origin
+                skip = any(start <= at < stop for start, stop in ignored[number])
+                weight = 0.0 if skip else self._tool_weight(episode.observed[number][0])
+            row.append(weight)
+        return row
+
+    def _tool_weight(self, tool: str) -> float:
+        return self._spec.tool_weights.get(tool, 1.0)
+
+    def _ignored(self, body: str) -> list[tuple[int, int]]:
+        """Where the lines of a result lie that are not to be predicted.
+
+        Some templates write results as JSON strings, where a new line is two characters.
+        """
+        if self._spec.ignore_lines is None:
+            return []
+        spans, start = [], 0
+        for line in re.split(r"(?<=\n)|(?<=\\n)", body):
+            if regex.search(self._spec.ignore_lines, line, timeout=PATTERN_SECONDS):
+                spans.append((start, start + len(line)))
+            start += len(line)
+        return spans
 
     def total(self, weights_BT: torch.Tensor) -> float:
         """The denominator of a generation batch."""
