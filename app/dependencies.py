@@ -49,7 +49,7 @@ async def transaction(
     doorbell = Doorbell()
     async with unit_of_work(services.sessions) as session:
         yield Transaction(session, doorbell)
-    for queue in doorbell.rings:
+    for queue in doorbell.take():
         ring(services.celery, queue)
 
 

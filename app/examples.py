@@ -119,6 +119,50 @@ EVALUATION = {
 PREVIEW = {
     "items": [{"reward": 1.0, "passed": True, "verdicts": ROLLOUT["verdicts"]}],
 }
+GENERATION = {
+    "id": "generation_9f8e7d6c5b4a39281706",
+    "job_id": "job_a59890ef5203c3918052",
+    "status": "succeeded",
+    "reason": "completed",
+    "result": {
+        "answer": "The answer is 42.",
+        "tool_calls": [
+            {
+                "name": "calculate",
+                "arguments": {"expression": "6 * 7"},
+                "result": "42",
+                "error": None,
+            }
+        ],
+        "messages": ROLLOUT["messages"],
+        "stop_reason": "completed",
+        "prompt_tokens": 143,
+        "completion_tokens": 41,
+    },
+    "created_at": TIME,
+    "finished_at": TIME,
+}
+SWEEP_SPEC = {
+    "name": "echo or not",
+    "base": {key: value for key, value in EXAMPLE.items() if key != "exports"},
+    "grid": {"training.echo.coeff": [0, 0.05], "training.seed": [0, 1, 2]},
+}
+SWEEP = {
+    "id": "sweep_1b2c3d4e5f6071829300",
+    "team": "default",
+    "name": "echo or not",
+    "grid": SWEEP_SPEC["grid"],
+    "arms": [
+        {
+            "values": {"training.echo.coeff": 0.05},
+            "jobs": ["job_a59890ef5203c3918052"],
+            "statuses": {"succeeded": 1},
+            "pass_rate": {"mean": 0.89, "low": None, "high": None, "count": 1},
+            "gain": {"mean": 0.5, "low": None, "high": None, "count": 1},
+        }
+    ],
+    "created_at": TIME,
+}
 CASE = {
     "id": "31855c2efb34",
     "input": "What is 6 * 7?",

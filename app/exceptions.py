@@ -59,6 +59,18 @@ class JobFinished(ServiceError):
     status, code = 409, "job_already_finished"
 
 
+class JobNotTrained(ServiceError):
+    """There is no trained model to ask."""
+
+    status, code = 409, "job_not_trained"
+
+
+class JobNotPaused(ServiceError):
+    """Only a paused job can be resumed."""
+
+    status, code = 409, "job_not_paused"
+
+
 class IdempotencyKeyReused(ServiceError):
     """The key came with another body before."""
 

@@ -3,6 +3,7 @@
 import typing
 from pathlib import Path
 
+from dressage.spec.preflight import PreflightSpec
 from dressage.spec.training import EchoSpec, EvaluationSpec, LoraSpec, TrainingSpec
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "training.md"
@@ -19,7 +20,10 @@ MAPS_TO = {
     "training.lora.dropout": "lora_dropout",
     **{
         f"training.{name}": OURS
-        for name in ("max_tool_iterations", "tool_timeout", "max_tool_output", "echo", "lora")
+        for name in (
+            *("max_tool_iterations", "tool_timeout", "max_tool_output", "echo", "lora"),
+            *("resample_dead_groups", "pause_after_dead_steps"),
+        )
     },
 }
 INTRODUCTION = """# Training: every field
@@ -42,6 +46,7 @@ def render():
         section("training.lora", LoraSpec),
         section("training.echo", EchoSpec),
         section("evaluation", EvaluationSpec),
+        section("preflight", PreflightSpec),
     ]
     return "\n".join([INTRODUCTION, *tables])
 
@@ -53,7 +58,7 @@ def section(prefix, spec):
         "|---|---|---|---|---|",
     ]
     for name, field in spec.model_fields.items():
-        ours = OURS if prefix in ("training.echo", "evaluation") else name
+        ours = OURS if prefix in ("training.echo", "evaluation", "preflight") else name
         cells = [
             f"`{name}`",
             "required" if field.is_required() else f"`{plain(field.default)}`",

@@ -133,5 +133,6 @@ def job_spec():
             "logging_steps": 1,
         },
         "evaluation": {"holdout": 0.02},
+        "preflight": {"cases": 0},
         "resources": {"gpus": 0},
     }

@@ -66,6 +66,36 @@ async def submit_job(
     return (await show(transaction.session, [job]))[0]
 
 
+@router.post(
+    "/preflight",
+    status_code=201,
+    responses={
+        200: {"model": Job, "description": "A repeated key."},
+        **examples.shown({**examples.JOB, "status": "queued", "exports": []}, 201),
+    },
+)
+async def submit_preflight(
+    spec: Annotated[JobSpec, Body(openapi_examples={"tool agent": {"value": EXAMPLE}})],
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    response: Response,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Job:
+    """Only look whether a job can learn: its `result.preflight` says go, warn or stop."""
+    job, is_new = await service.submit_preflight(
+        transaction.session,
+        transaction.doorbell,
+        parts.rules,
+        team=team,
+        requested=spec,
+        idempotency_key=idempotency_key,
+    )
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/jobs/{job.id}"
+    return (await show(transaction.session, [job]))[0]
+
+
 @router.get("", responses=examples.shown(examples.page(examples.JOB, "17")))
 async def list_jobs(
     transaction: InTransaction,
@@ -100,6 +130,16 @@ async def get_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
 async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
     """End a job. Artifacts and history stay."""
     job = await service.cancel(transaction.session, team, job_id)
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.post(
+    "/{job_id}/resume",
+    responses=examples.shown({**examples.JOB, "status": "queued"}),
+)
+async def resume_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+    """Let a paused job go on from its newest checkpoint."""
+    job = await service.resume(transaction.session, transaction.doorbell, team, job_id)
     return (await show(transaction.session, [job]))[0]
 
 

@@ -15,10 +15,11 @@ from dressage.spec.status import TERMINAL, JobStatus, Reason
 S = JobStatus
 TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     S.QUEUED: frozenset({S.PREPARING, S.FAILED, S.CANCELLED}),
-    S.PREPARING: frozenset({S.TRAINING, S.FAILED, S.CANCELLING, S.QUEUED}),
-    S.TRAINING: frozenset({S.EVALUATING, S.EXPORTING, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.PREPARING: frozenset({S.TRAINING, S.EVALUATING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.TRAINING: frozenset({S.EVALUATING, S.EXPORTING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}),
     S.EVALUATING: frozenset({S.EXPORTING, S.SUCCEEDED, S.FAILED, S.CANCELLING, S.QUEUED}),
     S.EXPORTING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLING}),
+    S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
     S.CANCELLING: frozenset({S.CANCELLED}),
     S.SUCCEEDED: frozenset(),
     S.FAILED: frozenset(),

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow
 from dressage.spec.event import EventType, Rollout
+from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import JobStatus
 
 
@@ -68,7 +69,11 @@ async def page(
 
 async def exports_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ExportRow]:
     """All exports of some jobs, in order of arrival."""
-    query = select(ExportRow).where(ExportRow.job_id.in_(job_ids)).order_by(ExportRow.arrival)
+    query = (
+        select(ExportRow)
+        .where(ExportRow.job_id.in_(job_ids), ~ExportRow.name.startswith(GENERATION_PREFIX))
+        .order_by(ExportRow.arrival)
+    )
     return (await session.scalars(query)).all()
 
 

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
 from app.db.models import ExportRow, JobRow, SuiteRow
-from app.exceptions import IdempotencyKeyReused, JobFinished, JobInvalid, NotFound
+from app.exceptions import IdempotencyKeyReused, JobFinished, JobInvalid, JobNotPaused, NotFound
 from app.jobs import checks, repository
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.jobs.rules import OperatorRules
@@ -18,6 +18,7 @@ from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
 from dressage.spec.export import export_name
 from dressage.spec.job import Adjustment, JobSpec
+from dressage.spec.preflight import PreflightSpec
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
 
 PRIORITIES = {"urgent": 0, "high": 1, "normal": 2, "low": 3}
@@ -135,7 +136,8 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
     if status is JobStatus.CANCELLING:
         return job
     running = await cancel_exports(session, job.id)
-    if status is not JobStatus.QUEUED:
+    waiting = status in (JobStatus.QUEUED, JobStatus.PAUSED)
+    if not waiting:
         await switch_status(
             session,
             job,
@@ -143,9 +145,53 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
             reason=Reason.CANCELLED_BY_USER,
             message="its worker is told to stop",
         )
-    if status is JobStatus.QUEUED or (status is JobStatus.EXPORTING and not running):
+    if waiting or (status is JobStatus.EXPORTING and not running):
         await end_cancelled(session, job)
     return job
+
+
+async def resume(session: AsyncSession, doorbell: Doorbell, team: str, job_id: str) -> JobRow:
+    """Put a paused job back into the queue; it goes on from its newest checkpoint.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotPaused: It is not paused.
+    """
+    job = await lock_job(session, job_id)
+    if job is None or job.team != team:
+        raise NotFound(f"there is no job {job_id!r}")
+    if JobStatus(job.status) is not JobStatus.PAUSED:
+        raise JobNotPaused(f"the job is {job.status}; only a paused job can be resumed")
+    await switch_status(session, job, JobStatus.QUEUED, message="resumed on request")
+    doorbell.training()
+    return job
+
+
+async def submit_preflight(
+    session: AsyncSession,
+    doorbell: Doorbell,
+    rules: OperatorRules,
+    *,
+    team: str,
+    requested: JobSpec,
+    idempotency_key: str | None,
+) -> tuple[JobRow, bool]:
+    """Store a job that ends after its pre-flight.
+
+    Raises:
+        JobInvalid: It cannot run.
+        IdempotencyKeyReused: The key came with another body before.
+    """
+    only = {"only": True, "cases": requested.preflight.cases or PreflightSpec().cases}
+    changed = {"preflight": requested.preflight.model_copy(update=only), "exports": ()}
+    return await submit(
+        session,
+        doorbell,
+        rules,
+        team=team,
+        requested=requested.model_copy(update=changed),
+        idempotency_key=idempotency_key,
+    )
 
 
 def _same_request(job: JobRow, request_hash: str) -> JobRow:

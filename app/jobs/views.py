@@ -29,6 +29,7 @@ async def show(session: AsyncSession, rows: Sequence[JobRow]) -> tuple[Job, ...]
                 "message": row.message,
                 "waiting_for": waiting.get(row.id),
                 "spec": row.spec,
+                "sweep_id": row.sweep_id,
                 "adjustments": row.adjustments,
                 "progress": row.progress,
                 "result": row.result,

@@ -41,6 +41,11 @@ class Doorbell:
     def __init__(self) -> None:
         self.rings: set[Queue] = set()
 
+    def take(self) -> set[Queue]:
+        """The rings to send now; they are forgotten here."""
+        rings, self.rings = self.rings, set()
+        return rings
+
     def training(self) -> None:
         """There is a job to train."""
         self.rings.add(Queue.TRAINING)

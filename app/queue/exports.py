@@ -13,6 +13,7 @@ from app.db.models import ExportRow, JobRow
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.queue.claim import StaleLease
 from dressage.spec.event import EventType
+from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus, Reason
 
 MAX_ATTEMPTS = 3
@@ -35,7 +36,11 @@ async def claim_export(session: AsyncSession, *, lease_seconds: float) -> Export
     export = await session.scalar(
         select(ExportRow)
         .join(JobRow, JobRow.id == ExportRow.job_id)
-        .where(ExportRow.status == ExportStatus.QUEUED, JobRow.status == JobStatus.EXPORTING)
+        .where(
+            ExportRow.status == ExportStatus.QUEUED,
+            # Questions to a trained agent also come when all else is done.
+            JobRow.status.in_((JobStatus.EXPORTING, JobStatus.SUCCEEDED)),
+        )
         .order_by(ExportRow.arrival)
         .limit(1)
         .with_for_update(skip_locked=True, of=ExportRow)
@@ -82,6 +87,7 @@ async def settle_export(
     *,
     reason: Reason,
     message: str | None = None,
+    result: dict[str, Any] | None = None,
 ) -> None:
     """Store how an export ended; the last one of a job ends the job.
 
@@ -89,6 +95,7 @@ async def settle_export(
         StaleLease: The export is somebody else's by now.
     """
     job, export = await fenced_export(session, lease)
+    export.result = result
     await _switch(session, export, status, reason=reason, message=message)
     await finish_job(session, job)
 
@@ -154,7 +161,7 @@ async def reap_exports(session: AsyncSession) -> list[str]:
 
 async def finish_job(session: AsyncSession, job: JobRow) -> None:
     """End the job when its last export has ended. A failed export is said, but fails nothing."""
-    exports = await _of(session, job.id)
+    exports = [e for e in await _of(session, job.id) if not e.name.startswith(GENERATION_PREFIX)]
     if any(ExportStatus(export.status) not in EXPORT_TERMINAL for export in exports):
         return
     if job.status == JobStatus.CANCELLING:

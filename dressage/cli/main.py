@@ -126,6 +126,25 @@ def cancel(job_id: str, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
+def resume(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Let a paused job go on from its newest checkpoint."""
+    with _friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.resume(job_id).status}", highlight=False)
+
+
+@app.command()
+def preflight(
+    spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Look whether a job can learn, without training it."""
+    with _friendly(), Client(url) as client:
+        job = client.preflight(_read_spec(spec))
+        console.print(job.id, highlight=False)
+        _exit_by_status(watch_job(client, job.id, console))
+
+
+@app.command()
 def pull(
     job_id: str,
     to: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
@@ -209,7 +228,9 @@ def _friendly() -> Iterator[None]:
 
 
 def _exit_by_status(job: Job) -> None:
-    if job.status in TERMINAL and job.status is not JobStatus.SUCCEEDED:
+    if job.status is JobStatus.PAUSED or (
+        job.status in TERMINAL and job.status is not JobStatus.SUCCEEDED
+    ):
         raise typer.Exit(1)
 
 

@@ -1,5 +1,7 @@
 """A job's live view in the terminal."""
 
+from typing import Any
+
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -7,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dressage.client import Client
 from dressage.spec.event import Event, EventType
 from dressage.spec.job import Job
+from dressage.spec.status import JobStatus
 
 QUIET = (EventType.ROLLOUT, EventType.ADJUSTMENT)
 
@@ -38,6 +41,8 @@ def watch_job(client: Client, job_id: str, console: Console) -> Job:
                     console.print(line, highlight=False)
             elif event.type not in QUIET:
                 console.print(escape(_line(event)), highlight=False)
+            if event.type is EventType.STATUS and event.data["status"] == JobStatus.PAUSED:
+                break  # until somebody resumes it, nothing will come
     return client.job(job_id)
 
 
@@ -66,4 +71,17 @@ def _line(event: Event) -> str:
         return f"{data['name']}: {data['size'] / 1e6:.1f} MB"
     if event.type is EventType.CHECKPOINT:
         return f"checkpoint at step {data['step']}"
+    if event.type is EventType.PREFLIGHT:
+        return "\n".join([_preflight(data), *(f"  {reason}" for reason in data["reasons"])])
     return str(data.get("message", data))
+
+
+def _preflight(report: dict[str, Any]) -> str:
+    hours = report["time"]["hours"]
+    return (
+        f"pre-flight: {report['verdict']}; {report['cases']} cases, pass@1 "
+        f"{report['pass_at_1']:.2f}, pass@{report['group_size']} {report['pass_at_k']:.2f}, "
+        f"{report['mixed_groups']:.0%} of groups mixed, {report['truncated']:.0%} cut; "
+        + (f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes")
+        + f" for {report['time']['steps']} steps"
+    )

@@ -14,8 +14,10 @@ from dressage.authoring.suite import Suite
 from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
 from dressage.spec.artifact import Artifact
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
+from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import DryRun, Job, JobPage, JobSpec
 from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
+from dressage.spec.sweep import Sweep, SweepSpec
 
 DEFAULT_URL = "http://127.0.0.1:8400"
 RECONNECT_SECONDS = 1.0
@@ -106,6 +108,42 @@ class Client:
     def cancel(self, job_id: str) -> Job:
         """End a job."""
         return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/cancel").content)
+
+    def resume(self, job_id: str) -> Job:
+        """Let a paused job go on."""
+        return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/resume").content)
+
+    def preflight(self, spec: JobSpec | Mapping[str, Any]) -> Job:
+        """Queue a look at whether a job can learn; its result has the report."""
+        response = self._send("POST", "/jobs/preflight", json=_plain(spec))
+        return Job.model_validate_json(response.content)
+
+    def submit_sweep(self, spec: SweepSpec | Mapping[str, Any]) -> Sweep:
+        """Queue a job for every combination of a grid."""
+        content = spec.model_dump(mode="json") if isinstance(spec, SweepSpec) else dict(spec)
+        return Sweep.model_validate_json(self._send("POST", "/sweeps", json=content).content)
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """A sweep with its table as it is now."""
+        return Sweep.model_validate_json(self._send("GET", f"/sweeps/{sweep_id}").content)
+
+    def generate(
+        self, job_id: str, request: GenerationSpec | Mapping[str, Any], *, wait: float = 60
+    ) -> Generation:
+        """Ask the trained agent and wait for its answer, so many seconds at most."""
+        content = (
+            request.model_dump(mode="json")
+            if isinstance(request, GenerationSpec)
+            else dict(request)
+        )
+        response = self._send(
+            "POST",
+            f"/jobs/{job_id}/generate",
+            json=content,
+            params={"wait": wait},
+            timeout=wait + 30,
+        )
+        return Generation.model_validate_json(response.content)
 
     def events(self, job_id: str, *, after: int = 0) -> EventPage:
         """One page of a job's history."""

@@ -23,6 +23,7 @@ class EventType(StrEnum):
     EXPORT = "export"
     ADJUSTMENT = "adjustment"
     WARNING = "warning"
+    PREFLIGHT = "preflight"
 
 
 class Event(Spec):

@@ -10,6 +10,7 @@ from dressage.spec.artifact import Artifact
 from dressage.spec.base import JSON_NUL, Spec
 from dressage.spec.export import ExportSpec, export_name
 from dressage.spec.measure import RewardSpec
+from dressage.spec.preflight import PreflightSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
 from dressage.spec.training import EvaluationSpec, TrainingSpec
 
@@ -54,6 +55,7 @@ class JobSpec(Spec):
     )
     training: TrainingSpec = TrainingSpec()
     evaluation: EvaluationSpec = EvaluationSpec()
+    preflight: PreflightSpec = PreflightSpec()
     exports: tuple[ExportSpec, ...] = ()
     resources: ResourcesSpec = ResourcesSpec()
     priority: Literal["urgent", "high", "normal", "low"] = "normal"
@@ -149,6 +151,7 @@ class Job(Spec):
     message: str | None = Field(default=None, description="The same as a sentence for people.")
     waiting_for: str | None = Field(default=None, description="Why a queued job does not run yet.")
     spec: JobSpec = Field(description="The effective specification.")
+    sweep_id: str | None = Field(default=None, description="The sweep it is part of.")
     adjustments: tuple[Adjustment, ...] = ()
     progress: Progress = Progress()
     result: dict[str, Any] | None = Field(

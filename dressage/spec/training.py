@@ -139,6 +139,17 @@ class TrainingSpec(Spec):
         ge=1,
         description="Optimizer steps per checkpoint. Without it a lost worker means a new start.",
     )
+    resample_dead_groups: int = Field(
+        default=0,
+        ge=0,
+        le=10,
+        description="Times a group whose rewards are all equal is replaced by one of another case.",
+    )
+    pause_after_dead_steps: int | None = Field(
+        default=20,
+        ge=1,
+        description="Steps in a row without any spread of rewards after which the job pauses.",
+    )
     tool_timeout: float = Field(
         default=30, gt=0, le=3600, description="Seconds one tool or measure call may take."
     )

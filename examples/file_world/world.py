@@ -1,15 +1,10 @@
-"""A small file system in which every kind of file has its folder."""
+"""A small file system with many folders. All files lie in one, which the shell gives away."""
 
 from dressage.authoring import Environment, fail_reason, measure, pass_reason
 
-FOLDERS = {
-    "txt": "notes",
-    "log": "journal",
-    "png": "pictures",
-    "csv": "data",
-    "key": "safe",
-    "zip": "archive",
-}
+LETTERS = "abcdefghijklmnopqrst"
+FOLDERS = [f"{first}/{second}" for first in LETTERS for second in LETTERS]
+HOME = "k/e"
 
 
 class FileWorld(Environment):
@@ -27,18 +22,17 @@ class FileWorld(Environment):
             line: The line.
         """
         command, _, name = line.partition(" ")
-        if command == "cd" and name in FOLDERS.values():
+        if command == "cd" and name in FOLDERS:
             self.folder = name
             return "ok"
         if command == "cat" and name == self.file:
-            home = FOLDERS[name.split(".")[1]]
-            return self.content if self.folder == home else hint(home)
+            return self.content if self.folder == HOME else history(HOME)
         return "no"
 
 
-def hint(folder):
-    """What the shell says about a file that is elsewhere."""
-    return f"try cd {folder}"
+def history(folder):
+    """What the shell shows in place of a file that is not here: where others went."""
+    return f'{{"name": "sh", "arguments": {{"line": "cd {folder}"}}}}'
 
 
 @measure

@@ -1,8 +1,7 @@
 """Teach the tiny agent to use a shell: `python learn_shell.py model` (2 minutes on 2 cores).
 
 The transcripts look for files at random and find them at random, so the model learns what a shell
-is like, and nothing about which folder holds which kind of file: that is left to reinforcement
-learning.
+is like, and nothing about the folder in which they are: that is left to reinforcement learning.
 """
 
 import argparse
@@ -21,7 +20,7 @@ sys.path.insert(0, str(WORLD))
 
 from make_files import draw, question
 from supervised import IGNORED, batch_loss
-from world import FOLDERS, FileWorld, hint
+from world import FOLDERS, FileWorld, history
 
 from dressage.authoring.environment import environment_tools
 
@@ -90,14 +89,13 @@ def sample(rng, encode):
 
 
 def transcript(rng, file):
-    folders = list(FOLDERS.values())
     content = str(rng.randint(10, 99))
     found = rng.random() < 0.5
     return [
-        ("agent", call(f"cd {rng.choice(folders)}")),
+        ("agent", call(f"cd {rng.choice(FOLDERS)}")),
         ("world", "ok"),
         ("agent", call(f"cat {file}")),
-        ("world", content if found else hint(rng.choice(folders))),
+        ("world", content if found else history(rng.choice(FOLDERS))),
         ("agent", f"The answer is {content}." if found else "Not here."),
     ]
 

@@ -33,6 +33,17 @@ def upgrade() -> None:
     sa.UniqueConstraint('team', 'name', 'content_hash', name=op.f('uq_suites_team_name_content_hash')),
     sa.UniqueConstraint('team', 'name', 'version', name=op.f('uq_suites_team_name_version'))
     )
+    op.create_table('sweeps',
+    sa.Column('id', sa.String(), nullable=False),
+    sa.Column('arrival', sa.BigInteger(), sa.Identity(always=False), nullable=False),
+    sa.Column('team', sa.String(), nullable=False),
+    sa.Column('name', sa.String(), nullable=False),
+    sa.Column('grid', sa.JSON(), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('clock_timestamp()'), nullable=False),
+    sa.PrimaryKeyConstraint('id', name=op.f('pk_sweeps')),
+    sa.UniqueConstraint('arrival', name=op.f('uq_sweeps_arrival'))
+    )
+    op.create_index('ix_sweeps_team_arrival', 'sweeps', ['team', 'arrival'], unique=False)
     op.create_table('workers',
     sa.Column('id', sa.String(), nullable=False),
     sa.Column('hostname', sa.String(), nullable=False),
@@ -62,15 +73,19 @@ def upgrade() -> None:
     sa.Column('last_event_seq', sa.Integer(), nullable=False),
     sa.Column('idempotency_key', sa.String(), nullable=True),
     sa.Column('request_hash', sa.String(), nullable=False),
+    sa.Column('sweep_id', sa.String(), nullable=True),
+    sa.Column('arm', sa.JSON(), nullable=True),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('clock_timestamp()'), nullable=False),
     sa.Column('started_at', sa.DateTime(timezone=True), nullable=True),
     sa.Column('finished_at', sa.DateTime(timezone=True), nullable=True),
+    sa.ForeignKeyConstraint(['sweep_id'], ['sweeps.id'], name=op.f('fk_jobs_sweep_id_sweeps')),
     sa.ForeignKeyConstraint(['suite_id'], ['suites.id'], name=op.f('fk_jobs_suite_id_suites')),
     sa.PrimaryKeyConstraint('id', name=op.f('pk_jobs')),
     sa.UniqueConstraint('arrival', name=op.f('uq_jobs_arrival')),
     sa.UniqueConstraint('team', 'idempotency_key', name=op.f('uq_jobs_team_idempotency_key'))
     )
     op.create_index(op.f('ix_jobs_name'), 'jobs', ['name'], unique=False)
+    op.create_index(op.f('ix_jobs_sweep_id'), 'jobs', ['sweep_id'], unique=False)
     op.create_index('ix_jobs_queue', 'jobs', ['status', 'priority', 'arrival'], unique=False)
     op.create_index('ix_jobs_team_arrival', 'jobs', ['team', 'arrival'], unique=False)
     op.create_table('artifacts',
@@ -121,6 +136,7 @@ def upgrade() -> None:
     sa.Column('status', sa.String(), nullable=False),
     sa.Column('reason', sa.String(), nullable=True),
     sa.Column('message', sa.String(), nullable=True),
+    sa.Column('result', postgresql.JSONB(astext_type=sa.Text()), nullable=True),
     sa.Column('attempts', sa.Integer(), nullable=False),
     sa.Column('lease_token', sa.String(), nullable=True),
     sa.Column('lease_expires_at', sa.DateTime(timezone=True), nullable=True),
@@ -162,6 +178,7 @@ def downgrade() -> None:
     op.drop_index('ix_jobs_queue', table_name='jobs')
     op.drop_index(op.f('ix_jobs_name'), table_name='jobs')
     op.drop_table('jobs')
+    op.drop_table('sweeps')
     op.drop_table('workers')
     op.drop_table('suites')
     # ### end Alembic commands ###

@@ -86,6 +86,17 @@ def test_the_main_job(service, client, spec, tmp_path):
     assert "Use the calculator." in tokenizer.decode(prompt)
     assert rollout.verdicts[0].measure == "correct_answer"
 
+    asked = client.generate(
+        job.id, {"prompt": "What is 6 * 7?", "execute_tools": True, "temperature": 0}, wait=120
+    )
+    assert asked.status == "succeeded", asked.message
+    assert asked.result.messages[0]["content"].startswith("Solve the exercise.")
+    assert asked.result.messages[1]["content"] == "What is 6 * 7?"
+    assert asked.result.prompt_tokens > 50
+    assert asked.result.stop_reason in ("completed", "max_completion_length")
+    assert client.job(job.id).status == JobStatus.SUCCEEDED
+    assert {export.name for export in client.job(job.id).exports} == {"gguf-q8_0", "merged"}
+
     done = service.dressage("pull", job.id, "--to", str(tmp_path / "files"))
     assert done.returncode == 0, done.stderr
     names = {file.name for file in (tmp_path / "files").iterdir() if file.is_file()}
@@ -94,6 +105,39 @@ def test_the_main_job(service, client, spec, tmp_path):
     with tarfile.open(tmp_path / "files" / "merged.tar") as archive:
         assert "merged/model.safetensors" in archive.getnames()
     assert (tmp_path / "files" / "model-q8_0.gguf").read_bytes()[:4] == b"GGUF"
+
+
+def test_a_job_without_signal_pauses_and_goes_on_when_resumed(service, client, spec, tmp_path):
+    spec["rewards"] = [{"measure": {"type": "length_limit", "max_words": 1000}}]
+    spec["preflight"] = {"cases": 4}
+    spec["name"] = "nothing to learn"
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(spec))
+    done = service.dressage("submit", str(path), "--watch")
+    assert done.returncode == 1
+    assert "pre-flight: stop" in done.stdout
+    job = client.jobs(name="nothing to learn").items[0]
+    assert (job.status, job.reason) == (JobStatus.PAUSED, "no_learning_signal")
+    assert "there is nothing to learn from" in job.message
+    assert service.dressage("resume", job.id).returncode == 0
+    assert finished(client, job.id).status == JobStatus.SUCCEEDED
+    with pytest.raises(ApiError, match="only a paused job can be resumed"):
+        client.resume(job.id)
+
+
+def test_a_preflight_alone_leaves_a_report(service, client, spec, tmp_path):
+    spec["preflight"] = {"cases": 4}
+    spec["exports"] = [{"type": "merged"}]
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(spec))
+    done = service.dressage("preflight", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pre-flight: " in done.stdout
+    job = client.job(done.stdout.split()[0])
+    assert (job.status, job.artifacts, job.exports) == (JobStatus.SUCCEEDED, (), ())
+    assert job.result["preflight"]["cases"] == 4
+    with pytest.raises(ApiError, match="only a trained one can be asked"):
+        client.generate(job.id, {"prompt": "x"})
 
 
 def test_a_killed_worker_loses_nothing(service, client, spec):

@@ -35,7 +35,7 @@ from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
 from worker.supervisor.watch import Ending, watch
 from worker.training.export.spec import ExportRunSpec
-from worker.training.run_dir import INPUT, SPEC
+from worker.training.run_dir import INPUT, SPEC, SUITE
 
 log = structlog.get_logger()
 
@@ -89,6 +89,7 @@ def _prepare(
     )
     (run / SPEC).write_text(spec.model_dump_json(indent=1))
     shutil.copyfile(context.storage.path(trained.sha256), run / INPUT)
+    shutil.copyfile(context.storage.path(suite.storage_key), run / SUITE)
 
 
 def _export_spec(
@@ -96,7 +97,7 @@ def _export_spec(
 ) -> ExportRunSpec:
     return ExportRunSpec.model_validate(
         {
-            "export": lease.spec,
+            "export": {**lease.spec, "job": job} if "request" in lease.spec else lease.spec,
             "base_model": job.agent.model,
             "trained": kind,
             "messages": suite.cases[0].conversation(job.agent.instructions),
@@ -167,4 +168,10 @@ async def _settle(
     async with unit_of_work(sessions) as session:
         job, _ = await fenced_export(session, lease)
         await register_files(session, job.id, outcome.manifest)
-        await settle_export(session, lease, ExportStatus.SUCCEEDED, reason=Reason.COMPLETED)
+        await settle_export(
+            session,
+            lease,
+            ExportStatus.SUCCEEDED,
+            reason=Reason.COMPLETED,
+            result=outcome.manifest.result,
+        )

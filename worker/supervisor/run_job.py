@@ -15,7 +15,7 @@ from app.queue.claim import Lease, StaleLease, claim, end_attempt, fenced, heart
 from app.queue.exports import cancel_exports, finish_job
 from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
-from dressage.spec.status import JobStatus
+from dressage.spec.status import JobStatus, Reason
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.files import register_files, store_files
 from worker.supervisor.outcome import Outcome, last_lines, outcome_of, read_outcome
@@ -129,6 +129,11 @@ async def _fail(sessions: Sessions, lease: Lease, run: Path, outcome: Outcome) -
         await end_attempt(session, lease, "failed")
         if job.status == JobStatus.CANCELLING:
             await end_cancelled(session, job)
+            return
+        if outcome.reason is Reason.NO_LEARNING_SIGNAL:
+            await switch_status(
+                session, job, JobStatus.PAUSED, reason=outcome.reason, message=outcome.message
+            )
             return
         await switch_status(
             session, job, JobStatus.FAILED, reason=outcome.reason, message=outcome.message

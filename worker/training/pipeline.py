@@ -5,7 +5,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,14 @@ from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import Evaluation, EventType
 from dressage.spec.job import JobSpec
+from dressage.spec.preflight import PreflightReport
 from dressage.spec.status import JobStatus, Reason
 from dressage.spec.suite import Case
 from worker.training.checkpoints import newest_complete
 from worker.training.evaluate import paired_gain, split, summary
 from worker.training.failures import RunFailure
+from worker.training.parts import Parts
+from worker.training.preflight import preflight, refuse
 from worker.training.rewards.weighted import Scorer
 from worker.training.rollout.engine import AgentParts, Engine, EpisodeLimits, RolloutEngine
 from worker.training.rollout.function import FunctionRollouts
@@ -40,6 +42,7 @@ log = logging.getLogger(__name__)
 
 SANDBOX_WORKERS = 16  # calls that run at the same time; many of them wait for something
 BEFORE, AFTER = "before", "after"
+PREFLIGHT = "preflight.json"
 
 
 def run_job(run: RunDirectory) -> None:
@@ -74,6 +77,11 @@ def _run(
     training_cases, held_out = split(suite.cases, job.evaluation.held_out(len(suite.cases)))
     parts = _build(run, job, pool, training_cases)
 
+    report = _looked_before(run, job, parts, training_cases, previous)
+    if job.preflight.only:
+        run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
+        run.finish(Manifest(files=(), result={"preflight": report and report.model_dump()}))
+        return
     choosing, proof = _divided(held_out, job)
     evaluation = HeldOut(run, job, parts, previous)
     if proof:
@@ -91,6 +99,8 @@ def _run(
         parts.trainer.add_callback(EverySteps(job.evaluation.every_steps, choose))
     parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
+    if parts.trainer.stopped_without_signal:
+        raise parts.trainer.paused()
     run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
     step = parts.trainer.state.global_step
     if best.step is not None:
@@ -103,7 +113,32 @@ def _run(
         evaluation.at(AFTER, proof, step=step)
 
     saved = save(run, job, parts.trainer, parts.tokenizer)
-    run.finish(Manifest(files=(saved,), result=_result(job, parts, evaluation, saved, best)))
+    result = _result(job, parts, evaluation, saved, best)
+    if report:
+        result["preflight"] = report.model_dump(mode="json")
+    run.finish(Manifest(files=(saved,), result=result))
+
+
+def _looked_before(
+    run: RunDirectory,
+    job: JobSpec,
+    parts: Parts,
+    cases: list[Case],
+    previous: tuple[Path, ...],
+) -> PreflightReport | None:
+    """The pre-flight report. Only a first attempt looks, and only it is stopped."""
+    if not job.preflight.cases:
+        return None
+    for earlier in reversed(previous):
+        if (earlier / PREFLIGHT).is_file():
+            return PreflightReport.model_validate_json((earlier / PREFLIGHT).read_bytes())
+    report = preflight(run, job, parts, cases)
+    text = report.model_dump_json(indent=1).encode()
+    write_whole(run.path / PREFLIGHT, lambda file: file.write(text))
+    run.emit(EventType.PREFLIGHT, **report.model_dump(mode="json"))
+    if report.verdict == "stop" and not job.preflight.only:
+        raise refuse(report)
+    return report
 
 
 def _divided(held_out: list[Case], job: JobSpec) -> tuple[list[Case], list[Case]]:
@@ -115,7 +150,7 @@ def _divided(held_out: list[Case], job: JobSpec) -> tuple[list[Case], list[Case]
 
 
 def _chooser(
-    job: JobSpec, parts: "Parts", evaluation: "HeldOut", cases: list[Case], best: BestWeights
+    job: JobSpec, parts: Parts, evaluation: "HeldOut", cases: list[Case], best: BestWeights
 ) -> Callable[[int], bool]:
     """Evaluates during training and keeps the best weights. True: stop, it gets no better."""
 
@@ -126,17 +161,6 @@ def _chooser(
         return patience is not None and best.evaluations_since >= patience
 
     return choose
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a run is built of."""
-
-    tokenizer: Any
-    pool: WorkerPool
-    engine: Engine
-    scorer: Scorer
-    trainer: JobTrainer
 
 
 def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: list[Case]) -> Parts:

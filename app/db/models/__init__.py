@@ -7,6 +7,7 @@ from app.db.models.export import ExportRow
 from app.db.models.job import JobRow
 from app.db.models.rollout import RolloutRow
 from app.db.models.suite import SuiteRow
+from app.db.models.sweep import SweepRow
 from app.db.models.worker import WorkerRow
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "JobRow",
     "RolloutRow",
     "SuiteRow",
+    "SweepRow",
     "WorkerRow",
 ]

@@ -23,6 +23,7 @@ class ExportRow(Base):
     status: Mapped[str]
     reason: Mapped[str | None]
     message: Mapped[str | None]
+    result: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(default=0)
     lease_token: Mapped[str | None]
     lease_expires_at: Mapped[Timestamp | None]

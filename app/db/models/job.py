@@ -1,6 +1,6 @@
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt, Timestamp
@@ -34,6 +34,8 @@ class JobRow(Base):
     last_event_seq: Mapped[int] = mapped_column(default=0)
     idempotency_key: Mapped[str | None]
     request_hash: Mapped[str]
+    sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweeps.id"), index=True)
+    arm: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     created_at: Mapped[CreatedAt]
     started_at: Mapped[Timestamp | None]
     finished_at: Mapped[Timestamp | None]

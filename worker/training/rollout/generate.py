@@ -16,6 +16,7 @@ class Sampling:
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    repetition_penalty: float = 1.0
 
 
 class TransformersGenerator:
@@ -41,7 +42,7 @@ class TransformersGenerator:
         attention = torch.tensor(
             [[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device
         )
-        sampling = (
+        sampling: dict[str, Any] = (
             {
                 "do_sample": True,
                 "temperature": self._sampling.temperature,
@@ -51,6 +52,8 @@ class TransformersGenerator:
             if self._sampling.temperature > 0
             else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
         )
+        if self._sampling.repetition_penalty != 1.0:
+            sampling["repetition_penalty"] = self._sampling.repetition_penalty
         was_training = self._model.training
         self._model.eval()
         try:

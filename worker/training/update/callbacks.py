@@ -8,6 +8,7 @@ from transformers import TrainerCallback
 
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
+from worker.training.update.governor import SignalGovernor
 
 
 class EverySteps(TrainerCallback):
@@ -36,3 +37,15 @@ class FiniteGradients(TrainerCallback):
                 f"a gradient is not a number at step {state.global_step + 1}; lower the learning "
                 "rate, or train in float32",
             )
+
+
+class PauseWithoutSignal(TrainerCallback):
+    """Stops a run that learns nothing, with a checkpoint to go on from."""
+
+    def __init__(self, governor: SignalGovernor) -> None:
+        self._governor = governor
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop if it is enough."""
+        if self._governor.exhausted and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True

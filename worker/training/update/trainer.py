@@ -6,6 +6,8 @@ are TRL's own.
 
 import logging
 import math
+import random
+import resource
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,9 +35,10 @@ from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
-from worker.training.update.callbacks import EverySteps, FiniteGradients
+from worker.training.update.callbacks import EverySteps, FiniteGradients, PauseWithoutSignal
 from worker.training.update.echo import cross_entropy_at_one
 from worker.training.update.echo_term import EchoTerm
+from worker.training.update.governor import SignalGovernor, is_dead
 from worker.training.update.model import language_model, last_hidden_states, logit_softcap
 
 log = logging.getLogger(__name__)
@@ -87,7 +90,10 @@ class JobTrainer(GRPOTrainer):
             rollout_func=self._play,
             callbacks=[EventCallback(run), FiniteGradients()],
         )
+        self.governor = SignalGovernor(spec.pause_after_dead_steps)
+        self._resampled = 0
         self.add_callback(EverySteps(1, lambda _: self.end_step()))
+        self.add_callback(PauseWithoutSignal(self.governor))
         self.remove_callback(PrinterCallback)
 
     def generator(self, temperature: float) -> TransformersGenerator:
@@ -184,6 +190,65 @@ class JobTrainer(GRPOTrainer):
         values = torch.cat(losses)
         return float(values.mean()) if len(values) else None
 
+    @property
+    def planned_steps(self) -> int:
+        """Optimizer steps that training will have."""
+        if self._spec.max_steps:
+            return self._spec.max_steps
+        rollouts = self._spec.batch_size * self._spec.gradient_accumulation
+        per_epoch = len(self._cases) // (rollouts // self._spec.num_generations)
+        return math.ceil(self._spec.epochs * per_epoch)
+
+    def trial_update(self, episodes: Sequence[Episode]) -> int:
+        """One forward and backward pass over the longest episodes; nothing is changed.
+
+        Returns:
+            Bytes of memory at its peak: of the GPU, or of this process.
+
+        Raises:
+            RunFailure: It does not fit.
+        """
+        longest = sorted(episodes, key=lambda e: -len(e.prompt_ids) - len(e.completion_ids))
+        rows = [
+            torch.tensor(e.prompt_ids + e.completion_ids) for e in longest[: self._spec.batch_size]
+        ]
+        device = self.accelerator.device
+        ids = pad_sequence(rows, batch_first=True).to(device)
+        attention = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True).to(device)
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        devices = [device] if device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices), self.compute_loss_context_manager():
+                logps, _, *_ = super()._get_per_token_logps_and_entropies(
+                    self.model, ids, attention, ids.shape[1] - 1
+                )
+                logps.mean().backward()
+        except torch.OutOfMemoryError as error:
+            raise RunFailure(
+                Reason.OUT_OF_MEMORY,
+                f"one update of {len(rows)} rollouts, the longest of {ids.shape[1]} tokens, does "
+                f"not fit into memory; lower batch_size and raise gradient_accumulation. {error}",
+            ) from None
+        finally:
+            self.model.zero_grad(set_to_none=True)
+        if device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(device))
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    @property
+    def stopped_without_signal(self) -> bool:
+        """Whether training ended early because it taught nothing."""
+        return self.governor.exhausted and self.state.global_step < self.state.max_steps
+
+    def paused(self) -> RunFailure:
+        """Why the run stopped before its end."""
+        return RunFailure(
+            Reason.NO_LEARNING_SIGNAL,
+            f"{self.governor.dead_steps} steps in a row had no group with a spread of rewards; "
+            f"paused at step {self.state.global_step} with a checkpoint. Resume to go on",
+        )
+
     def end_step(self) -> None:
         """Let ECHO look at the step that has just ended."""
         entropies = self._metrics["train"]["entropy"]
@@ -199,12 +264,15 @@ class JobTrainer(GRPOTrainer):
         seed = derived_seed(
             self._spec.seed, "train", self.state.global_step, self.accelerator.process_index
         )
-        episodes = self._engine.play(pairs, generate, generate.end_ids, seed)
+        self._scored = self._scorer.score(
+            self._engine.play(pairs, generate, generate.end_ids, seed)
+        )
+        self._resample_dead_groups(generate, seed)
+        episodes = [scored.episode for scored in self._scored]
         masked = [
             e.lost is not None or (self._spec.mask_truncated_completions and e.truncated)
             for e in episodes
         ]
-        self._scored = self._scorer.score(episodes)
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.completion_ids for episode in episodes],
@@ -214,6 +282,26 @@ class JobTrainer(GRPOTrainer):
                 for episode, hidden in zip(episodes, masked, strict=True)
             ],
         }
+
+    def _resample_dead_groups(self, generate: TransformersGenerator, seed: int) -> None:
+        """Play other cases in place of groups that teach nothing, as DAPO does (2503.14476)."""
+        size, self._resampled = self.num_generations, 0
+        for attempt in range(self._spec.resample_dead_groups):
+            groups = [self._scored[at : at + size] for at in range(0, len(self._scored), size)]
+            dead = [at for at, g in enumerate(groups) if is_dead([s.reward for s in g])]
+            if not dead:
+                return
+            own_seed = derived_seed(seed, "resample", attempt)
+            chosen = random.Random(own_seed).choices(self._cases, k=len(dead))
+            pairs = [(case, index) for case in chosen for index in range(size)]
+            fresh = self._scorer.score(
+                self._engine.play(pairs, generate, generate.end_ids, own_seed)
+            )
+            for number, at in enumerate(dead):
+                group = fresh[number * size : (number + 1) * size]
+                if not is_dead([s.reward for s in group]):
+                    self._scored[at * size : (at + 1) * size] = group
+                    self._resampled += 1
 
     def _reward(self, prompts: list[Any], **_: Any) -> list[float | None]:
         rewards = group_rewards([scored.reward for scored in self._scored], self.num_generations)
@@ -231,14 +319,14 @@ class JobTrainer(GRPOTrainer):
         size = self.num_generations
         rewards = group_rewards([scored.reward for scored in self._scored], size)
         groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+        self.governor.observe(groups)
         calls = sum(len(episode.tool_calls) for episode in episodes)
         values = {
             "pass_rate": _mean([float(s.passed) for s in self._scored if s.reward is not None]),
             "environments/lost": float(sum(e.lost is not None for e in episodes)),
             "groups/dropped": _mean([float(None in group) for group in groups]),
-            "groups/no_spread": _mean(
-                [float(None not in group and len(set(group)) == 1) for group in groups]
-            ),
+            "groups/no_spread": _mean([float(is_dead(group)) for group in groups]),
+            "groups/resampled": float(self._resampled),
             "tools/calls": calls / len(episodes),
             "tools/failed_share": sum(e.tool_failures for e in episodes) / calls if calls else 0.0,
             "tools/escaped_markup": float(sum(e.escaped_markup for e in episodes)),

@@ -1,0 +1,53 @@
+"""`/jobs/{id}/generate`: try the trained agent."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from app import examples
+from app.dependencies import InTransaction, Parts, Team
+from app.generations import service
+from app.queue.doorbell import ring
+from dressage.spec.generation import Generation, GenerationSpec
+from dressage.spec.status import EXPORT_TERMINAL
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["generations"])
+
+
+@router.post(
+    "/generate",
+    responses={
+        202: {"model": Generation, "description": "Not ready yet; `Location` says where to look."},
+        **examples.shown(examples.GENERATION),
+    },
+)
+async def generate(
+    job_id: str,
+    request: GenerationSpec,
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    response: Response,
+    wait: Annotated[float, Query(ge=0, le=300, description="Seconds to wait.")] = 60,
+) -> Generation:
+    """Ask the trained agent: with its tools and instructions, on a worker."""
+    row = await service.submit(
+        transaction.session, transaction.doorbell, parts.storage, team, job_id, request
+    )
+    generation_id = row.id
+    # The worker must see it while this request waits for its answer.
+    await transaction.session.commit()
+    for queue in transaction.doorbell.take():
+        ring(parts.celery, queue)
+    found = await service.wait_for(parts.sessions, team, job_id, generation_id, wait)
+    response.headers["Location"] = f"/jobs/{job_id}/generations/{generation_id}"
+    response.status_code = 200 if found.status in EXPORT_TERMINAL else 202
+    return found
+
+
+@router.get("/generations/{generation_id}", responses=examples.shown(examples.GENERATION))
+async def get_generation(
+    job_id: str, generation_id: str, transaction: InTransaction, team: Team
+) -> Generation:
+    """One answer, or how far it is."""
+    return service.view(await service.find(transaction.session, team, job_id, generation_id))

@@ -1,0 +1,136 @@
+"""Ask a trained agent: a follow-up task like an export, whose result is an answer."""
+
+import asyncio
+import time
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.base import new_id
+from app.db.engine import Sessions, unit_of_work
+from app.db.models import ExportRow, JobRow, SuiteRow
+from app.exceptions import FieldProblem, JobInvalid, JobNotTrained, NotFound
+from app.jobs import repository as jobs
+from app.queue.doorbell import Doorbell
+from app.storage import Storage
+from app.suites.service import load
+from dressage.spec.generation import GENERATION_PREFIX, Generation, GenerationSpec
+from dressage.spec.job import JobSpec
+from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus
+
+TRAINED = (JobStatus.SUCCEEDED, JobStatus.EXPORTING)
+POLL_SECONDS = 0.2
+
+
+async def submit(
+    session: AsyncSession,
+    doorbell: Doorbell,
+    storage: Storage,
+    team: str,
+    job_id: str,
+    request: GenerationSpec,
+) -> ExportRow:
+    """Queue a question to a finished job's agent.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotTrained: It has no trained model (yet).
+        JobInvalid: Tools or a case that are not there.
+    """
+    job = await jobs.get(session, team, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    spec = JobSpec.model_validate(job.spec)
+    if job.status not in TRAINED or spec.preflight.only:
+        raise JobNotTrained(f"the job is {job.status}; only a trained one can be asked")
+    problems = await _problems(session, storage, job, spec, request)
+    if problems:
+        raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)
+    identity = new_id("generation")
+    row = ExportRow(
+        id=identity,
+        job_id=job.id,
+        name=f"{GENERATION_PREFIX}{identity.rsplit('_', 1)[-1]}",
+        spec={"type": "generation", "request": request.model_dump(mode="json")},
+        status=ExportStatus.QUEUED,
+    )
+    session.add(row)
+    await session.flush()
+    await session.refresh(row)
+    doorbell.exports()
+    return row
+
+
+async def find(session: AsyncSession, team: str, job_id: str, generation_id: str) -> ExportRow:
+    """One generation of a team's job.
+
+    Raises:
+        NotFound: There is none.
+    """
+    row: ExportRow | None = await session.scalar(
+        select(ExportRow)
+        .join(JobRow, JobRow.id == ExportRow.job_id)
+        .where(
+            ExportRow.id == generation_id,
+            ExportRow.job_id == job_id,
+            JobRow.team == team,
+            ExportRow.name.startswith(GENERATION_PREFIX),
+        )
+    )
+    if row is None:
+        raise NotFound(f"there is no generation {generation_id!r}")
+    return row
+
+
+async def wait_for(
+    sessions: Sessions, team: str, job_id: str, generation_id: str, seconds: float
+) -> Generation:
+    """The generation once it has ended, or as it is when the time is over."""
+    deadline = time.monotonic() + seconds
+    while True:
+        async with unit_of_work(sessions) as session:
+            shown = view(await find(session, team, job_id, generation_id))
+        if shown.status in EXPORT_TERMINAL or time.monotonic() >= deadline:
+            return shown
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def view(row: ExportRow) -> Generation:
+    """A generation as the service shows it."""
+    return Generation.model_validate(
+        {
+            "id": row.id,
+            "job_id": row.job_id,
+            "status": row.status,
+            "reason": row.reason,
+            "message": row.message,
+            "result": row.result,
+            "created_at": row.created_at,
+            "finished_at": row.finished_at,
+        }
+    )
+
+
+async def _problems(
+    session: AsyncSession,
+    storage: Storage,
+    job: JobRow,
+    spec: JobSpec,
+    request: GenerationSpec,
+) -> list[FieldProblem]:
+    suite = await session.get_one(SuiteRow, job.suite_id)
+    known = [tool["name"] for tool in suite.tools]
+    problems = [
+        FieldProblem(field=f"tools.{at}", message=f"there is no tool {name!r} in {spec.suite}")
+        for at, name in enumerate(request.tools or ())
+        if name not in known
+    ]
+    if request.case_id is not None:
+        cases = (await asyncio.to_thread(load, storage, suite)).cases
+        if all(case.id != request.case_id for case in cases):
+            message = f"there is no case {request.case_id!r} in {spec.suite}"
+            problems.append(FieldProblem(field="case_id", message=message))
+    elif spec.agent.environment and request.tools is None:
+        message = "the agent lives in an environment, which is made for a case: give case_id"
+        problems.append(FieldProblem(field="case_id", message=message))
+    return problems

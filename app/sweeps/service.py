@@ -1,0 +1,98 @@
+"""Submit a grid of jobs: all of them, or none."""
+
+from collections.abc import Sequence
+
+import pydantic
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.base import new_id
+from app.db.models import JobRow, SweepRow
+from app.exceptions import FieldProblem, JobInvalid, NotFound
+from app.jobs import service as jobs
+from app.jobs.rules import OperatorRules
+from app.queue.doorbell import Doorbell
+from app.sweeps.table import arms
+from dressage.spec.job import JobSpec
+from dressage.spec.sweep import Sweep, SweepSpec
+
+
+async def submit(
+    session: AsyncSession, doorbell: Doorbell, rules: OperatorRules, team: str, spec: SweepSpec
+) -> SweepRow:
+    """Store a sweep with its jobs, in one transaction.
+
+    Raises:
+        JobInvalid: Any of them cannot run; the fields say which values are to blame.
+    """
+    row = SweepRow(id=new_id("sweep"), team=team, name=spec.name, grid=spec.grid)
+    session.add(row)
+    await session.flush()
+    for point in spec.points():
+        job, _ = await jobs.submit(
+            session,
+            doorbell,
+            rules,
+            team=team,
+            requested=_job(spec, point),
+            idempotency_key=None,
+        )
+        job.sweep_id, job.arm = row.id, point
+    await session.flush()
+    await session.refresh(row)
+    return row
+
+
+async def find(session: AsyncSession, team: str, sweep_id: str) -> SweepRow:
+    """A team's sweep.
+
+    Raises:
+        NotFound: There is none.
+    """
+    row: SweepRow | None = await session.scalar(
+        select(SweepRow).where(SweepRow.id == sweep_id, SweepRow.team == team)
+    )
+    if row is None:
+        raise NotFound(f"there is no sweep {sweep_id!r}")
+    return row
+
+
+async def page(
+    session: AsyncSession, team: str, *, before: int | None, limit: int
+) -> Sequence[SweepRow]:
+    """Sweeps of a team, newest first."""
+    query = select(SweepRow).where(SweepRow.team == team)
+    if before is not None:
+        query = query.where(SweepRow.arrival < before)
+    return (await session.scalars(query.order_by(SweepRow.arrival.desc()).limit(limit))).all()
+
+
+async def show(session: AsyncSession, row: SweepRow) -> Sweep:
+    """A sweep with its table."""
+    members = await session.scalars(
+        select(JobRow).where(JobRow.sweep_id == row.id).order_by(JobRow.arrival)
+    )
+    return Sweep(
+        id=row.id,
+        team=row.team,
+        name=row.name,
+        grid=row.grid,
+        arms=arms(members),
+        created_at=row.created_at,
+    )
+
+
+def _job(spec: SweepSpec, point: dict[str, object]) -> JobSpec:
+    try:
+        return JobSpec.model_validate(spec.job(point))
+    except pydantic.ValidationError as error:
+        problems = [
+            FieldProblem(
+                field=".".join(map(str, ("base", *found["loc"]))),
+                message=f"{found['msg'].removeprefix('Value error, ')} (with {point})",
+            )
+            for found in error.errors()
+        ]
+    except ValueError as error:
+        problems = [FieldProblem(field="grid", message=str(error))]
+    raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)

@@ -1,0 +1,141 @@
+"""Asks a trained agent, with the template, tools and sandbox it was trained with."""
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dressage.authoring.suite import Suite
+from dressage.sandbox.isolation import strongest
+from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.process import Sandbox, SandboxStartError
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.generation import GeneratedAnswer, GenerationSpec
+from dressage.spec.job import JobSpec
+from dressage.spec.status import Reason
+from dressage.spec.suite import Case
+from worker.training.failures import RunFailure
+from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
+from worker.training.rollout.generate import Sampling, TransformersGenerator
+from worker.training.rollout.template import ConversationTemplate
+from worker.training.update.model import context_length, end_ids, load_model
+
+WORKERS = 4
+OBSERVED_TOKENS = 4096  # room for what tools answer, beside what the model writes
+THINKING = re.compile(r"^\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+
+
+def answer(
+    job: JobSpec, request: GenerationSpec, trained: Path, kind: ArtifactKind, suite: Suite
+) -> GeneratedAnswer:
+    """One conversation with the trained model.
+
+    Raises:
+        RunFailure: The suite's code or the model cannot be loaded.
+    """
+    use_cpu = not torch.cuda.is_available()
+    tokenizer = AutoTokenizer.from_pretrained(trained)
+    if kind is ArtifactKind.ADAPTER:
+        base = load_model(job.agent.model, dtype=job.training.dtype, use_cpu=use_cpu)
+        model: Any = PeftModel.from_pretrained(base, trained)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(
+            trained, dtype=getattr(torch, job.training.dtype)
+        )
+        model = model if use_cpu else model.to("cuda")
+    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
+        suite.write_code(Path(folder))
+        walls = strongest(network=job.resources.network)
+        try:
+            pool = WorkerPool(Sandbox(Path(folder), walls=walls), size=WORKERS)
+        except SandboxStartError as error:
+            raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
+        try:
+            return _conversation(job, request, suite, pool, model, tokenizer)
+        finally:
+            pool.close()
+
+
+def _conversation(
+    job: JobSpec,
+    request: GenerationSpec,
+    suite: Suite,
+    pool: WorkerPool,
+    model: Any,
+    tokenizer: Any,
+) -> GeneratedAnswer:
+    ends = end_ids(job.agent.model, tokenizer)
+    tools = _tools(job, request, pool.sandbox)
+    template = ConversationTemplate(
+        tokenizer,
+        tools,
+        end_ids=ends,
+        response_template=job.agent.response_template if tools else None,
+        thinking=job.agent.thinking,
+    )
+    turns = job.training.max_tool_iterations if request.execute_tools else 0
+    instructions = job.agent.instructions if request.instructions is None else request.instructions
+    engine = RolloutEngine(
+        template=template,
+        agent=AgentParts(
+            instructions or None,
+            job.agent.environment if request.tools is None else None,
+            request.seed,
+        ),
+        pool=pool,
+        limits=EpisodeLimits(
+            completion_tokens=request.max_new_tokens * (turns + 1) + OBSERVED_TOKENS * turns,
+            context_tokens=context_length(model),
+            tool_iterations=turns,
+            tool_timeout=job.training.tool_timeout,
+            tool_output=job.training.max_tool_output,
+        ),
+    )
+    sampling = Sampling(request.temperature, repetition_penalty=request.repetition_penalty)
+    write = TransformersGenerator(model, tokenizer, sampling)
+
+    def turn(prompts: list[list[int]], limits: list[int], seed: int) -> list[list[int]]:
+        return write(prompts, [min(limit, request.max_new_tokens) for limit in limits], seed)
+
+    (episode,) = engine.play([(_case(request, suite), 0)], turn, ends, request.seed)
+    if episode.worker:
+        episode.worker.kill()
+    if episode.lost is not None:
+        raise RunFailure(Reason.USER_CODE_ERROR, f"the environment was lost: {episode.lost}")
+    last = episode.messages[-1] if episode.messages[-1]["role"] == "assistant" else {}
+    text = str(last.get("content") or "")
+    thought = THINKING.match(text)
+    made = [
+        {"name": c.name, "arguments": c.arguments, "result": c.result, "error": c.error}
+        for c in episode.tool_calls
+    ]
+    wanted = [call["function"] for call in last.get("tool_calls") or []]
+    return GeneratedAnswer(
+        answer=text[thought.end() :] if thought else text,
+        thinking=last.get("reasoning_content") or (thought.group(1).strip() if thought else None),
+        tool_calls=(*made, *wanted),
+        messages=tuple(episode.messages),
+        stop_reason=str(episode.stop_reason),
+        prompt_tokens=len(episode.prompt_ids),
+        completion_tokens=len(episode.completion_ids),
+    )
+
+
+def _case(request: GenerationSpec, suite: Suite) -> Case:
+    if request.case_id is not None:
+        return next(case for case in suite.cases if case.id == request.case_id)
+    return Case(id="request", input=request.messages or request.prompt or "")
+
+
+def _tools(job: JobSpec, request: GenerationSpec, sandbox: Sandbox) -> list[dict[str, Any]]:
+    by_name = {tool["name"]: tool for tool in sandbox.tools}
+    if request.tools is not None:
+        return [by_name[name] for name in request.tools]
+    if job.agent.environment:
+        found = {e["name"]: e["tools"] for e in sandbox.environments}
+        return list(found[job.agent.environment])
+    return [by_name[name] for name in job.agent.tools]

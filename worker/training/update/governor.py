@@ -1,0 +1,31 @@
+"""Counts steps that teach nothing, and says when a run should stop spending."""
+
+from collections.abc import Sequence
+
+
+def is_dead(rewards: Sequence[float | None]) -> bool:
+    """Whether a group has rewards that are all the same: its advantages are all zero."""
+    return None not in rewards and len(set(rewards)) == 1
+
+
+class SignalGovernor:
+    """Watches groups step by step.
+
+    Args:
+        patience: Steps in a row without any group that teaches; None: never.
+    """
+
+    def __init__(self, patience: int | None) -> None:
+        self._patience = patience
+        self.dead_steps = 0
+
+    def observe(self, groups: Sequence[Sequence[float | None]]) -> None:
+        """Take one step in. Groups that were dropped say nothing."""
+        known = [group for group in groups if None not in group]
+        if known:
+            self.dead_steps = self.dead_steps + 1 if all(map(is_dead, known)) else 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the run has gone on for too long without learning anything."""
+        return self._patience is not None and self.dead_steps >= self._patience
