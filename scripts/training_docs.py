@@ -15,6 +15,7 @@ MAPS_TO = {
     "training.gradient_accumulation": "gradient_accumulation_steps",
     "training.lr_scheduler": "lr_scheduler_type",
     "training.dtype": "bf16 / fp16 (GPU), model dtype",
+    "training.load_in_4bit": "BitsAndBytesConfig",
     "training.gradient_checkpointing": "activation_checkpointing",
     "training.lora.alpha": "lora_alpha",
     "training.lora.dropout": "lora_dropout",

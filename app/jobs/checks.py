@@ -137,5 +137,13 @@ def echo_problems(spec: JobSpec, suite: SuiteRow) -> list[FieldProblem]:
     return problems
 
 
+def needs_gpu(spec: JobSpec) -> list[FieldProblem]:
+    """What only a GPU can do, asked for without one."""
+    if spec.training.load_in_4bit and spec.resources.gpus == 0:
+        message = "4-bit training needs a CUDA GPU; set resources.gpus to 1, or leave it out"
+        return [FieldProblem(field="training.load_in_4bit", message=message)]
+    return []
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(names) if names else "none"

@@ -50,6 +50,7 @@ async def prepare(
         *checks.too_few_cases(spec, suite.case_count),
         *checks.echo_problems(spec, suite),
         *checks.bad_schemas(spec.rewards),
+        *checks.needs_gpu(spec),
         *rules.problems(spec),
     ]
     if problems:

@@ -15,6 +15,7 @@ class ArtifactKind(StrEnum):
     MODEL = "model"
     MERGED = "merged"
     GGUF = "gguf"
+    TENSORBOARD = "tensorboard"
 
 
 class Artifact(Spec):

@@ -2,6 +2,7 @@
 
 from dressage.spec.agent import canonical_model_name
 from dressage.spec.job import Adjustment, JobSpec
+from dressage.spec.training import LoraSpec
 
 
 def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Adjustment, ...]]:
@@ -35,6 +36,16 @@ def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Ad
             )
         )
     training = requested.training
+    if training.load_in_4bit and training.lora is None:
+        training = training.model_copy(update={"lora": LoraSpec()})
+        adjustments.append(
+            Adjustment(
+                field="training.lora",
+                requested=None,
+                effective=LoraSpec().model_dump(mode="json"),
+                reason="a 4-bit base cannot be trained itself: load_in_4bit implies an adapter",
+            )
+        )
     accumulation = valid_accumulation(
         training.batch_size, training.gradient_accumulation, training.num_generations
     )

@@ -131,6 +131,10 @@ class TrainingSpec(Spec):
     gradient_checkpointing: bool = Field(
         default=False, description="Trade time for memory: compute activations twice."
     )
+    load_in_4bit: bool = Field(
+        default=False,
+        description="QLoRA: the base in 4-bit NF4 with double quantization; implies `lora`.",
+    )
     lora: LoraSpec | None = Field(default=None, description="Off (full weights) unless given.")
     echo: EchoSpec | None = Field(default=None, description="Off unless given.")
     logging_steps: int = Field(default=5, ge=1, description="Optimizer steps per metrics event.")
@@ -149,6 +153,11 @@ class TrainingSpec(Spec):
         default=20,
         ge=1,
         description="Steps in a row without any spread of rewards after which the job pauses.",
+    )
+    report_to: tuple[Literal["wandb", "tensorboard"], ...] = Field(
+        default=(),
+        description="Also report metrics there. TensorBoard's files become an artifact; wandb "
+        "takes the worker's own `WANDB_…` settings.",
     )
     tool_timeout: float = Field(
         default=30, gt=0, le=3600, description="Seconds one tool or measure call may take."

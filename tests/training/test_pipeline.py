@@ -310,3 +310,32 @@ def test_a_run_that_gets_no_better_stops(make_run):
     run_job(run)
     assert events_of(run, "progress")[-1]["step"] == 3
     assert json.loads((run.path / MANIFEST).read_text())["result"]["best_step"] == 1
+
+
+def test_tensorboard_files_become_an_artifact(make_run):
+    run = make_run(training={"report_to": ["tensorboard"], "max_steps": 1})
+    run_job(run)
+    names = [file["name"] for file in json.loads((run.path / MANIFEST).read_text())["files"]]
+    assert names == ["adapter.tar", "tensorboard.tar"]
+    with tarfile.open(run.artifacts / "tensorboard.tar") as archive:
+        assert any("events.out.tfevents" in name for name in archive.getnames())
+
+
+def test_what_this_worker_cannot_do_is_said_before_the_model_is_loaded(make_run):
+    for field, value, text in (
+        ("report_to", ["wandb"], "lacks the package wandb"),
+        ("load_in_4bit", True, "needs a CUDA GPU"),
+    ):
+        run = make_run(field, training={field: value})
+        with pytest.raises(RunFailure, match=text) as caught:
+            run_job(run)
+        assert caught.value.reason is Reason.MISSING_DEPENDENCY
+
+
+def test_the_isolation_of_user_code_is_named(make_run, caplog):
+    caplog.set_level("INFO")
+    run = make_run(training={"max_steps": 1})
+    run_job(run)
+    isolation = json.loads((run.path / MANIFEST).read_text())["result"]["isolation"]
+    assert isolation.split(",")[0] in ("bubblewrap", "landlock", "limits")
+    assert f"the suite's code runs behind: {isolation}" in caplog.messages

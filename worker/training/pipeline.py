@@ -36,7 +36,12 @@ from worker.training.seeds import derived_seed
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
 from worker.training.update.model import context_length, end_ids, load_model, load_tokenizer
-from worker.training.update.trainer import JobTrainer, unscored_message
+from worker.training.update.trainer import (
+    TENSORBOARD,
+    JobTrainer,
+    require_reporters,
+    unscored_message,
+)
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +121,10 @@ def _run(
     result = _result(job, parts, evaluation, saved, best)
     if report:
         result["preflight"] = report.model_dump(mode="json")
-    run.finish(Manifest(files=(saved,), result=result))
+    files = [saved]
+    if "tensorboard" in job.training.report_to:
+        files.append(run.pack(run.path / TENSORBOARD, ArtifactKind.TENSORBOARD))
+    run.finish(Manifest(files=tuple(files), result=result))
 
 
 def _looked_before(
@@ -174,7 +182,12 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
         response_template=job.agent.response_template,
         thinking=job.agent.thinking,
     )
-    model = load_model(job.agent.model, dtype=training.dtype, use_cpu=use_cpu)
+    require_reporters(training)
+    if use_cpu and training.dtype != "float32":
+        log.warning("training in %s on a CPU, which is slow; float32 is faster", training.dtype)
+    model = load_model(
+        job.agent.model, dtype=training.dtype, use_cpu=use_cpu, in_4bit=training.load_in_4bit
+    )
     engine = _engine(job, template, pool, context_length(model))
     scorer = Scorer(
         job.rewards,

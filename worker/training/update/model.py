@@ -1,5 +1,6 @@
 """Load a base model and its tokenizer, from the hub or a directory."""
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -8,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from peft import PeftModel, prepare_model_for_kbit_training
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
 
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
@@ -35,20 +42,46 @@ def load_tokenizer(name: str) -> Any:
     return tokenizer
 
 
-def load_model(name: str, *, dtype: str, use_cpu: bool) -> Any:
+def load_model(name: str, *, dtype: str, use_cpu: bool, in_4bit: bool = False) -> Any:
     """A causal language model on the GPU, or on the CPU.
 
     Raises:
-        RunFailure: There is no such model, or it is not a causal language model.
+        RunFailure: There is no such model, it is not a causal language model, or a 4-bit base is
+            asked for where there is no CUDA or no bitsandbytes.
     """
     _require_model(name)
+    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
+    if in_4bit:
+        _require_4bit()
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+        )
+        options["device_map"] = {"": 0}
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
         raise RunFailure(
             Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
         ) from error
+    if in_4bit:
+        return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model if use_cpu else model.to("cuda")
+
+
+def _require_4bit() -> None:
+    if not torch.cuda.is_available():
+        raise RunFailure(
+            Reason.MISSING_DEPENDENCY,
+            "training.load_in_4bit needs a CUDA GPU; this worker has none",
+        )
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise RunFailure(
+            Reason.MISSING_DEPENDENCY,
+            "training.load_in_4bit needs the package bitsandbytes on the worker",
+        )
 
 
 def end_ids(name: str, tokenizer: Any) -> frozenset[int]:

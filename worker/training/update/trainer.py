@@ -4,8 +4,10 @@ Rollouts come from our engine through TRL's public `rollout_func`; advantages, l
 are TRL's own.
 """
 
+import importlib.util
 import logging
 import math
+import os
 import random
 import resource
 from collections import Counter
@@ -44,6 +46,7 @@ from worker.training.update.model import language_model, last_hidden_states, log
 log = logging.getLogger(__name__)
 
 STEPS_WITHOUT_REWARD = 3
+TENSORBOARD = "tensorboard"
 
 
 class JobTrainer(GRPOTrainer):
@@ -77,6 +80,8 @@ class JobTrainer(GRPOTrainer):
             if spec.echo
             else None
         )
+        # The one way to tell transformers where its TensorBoard files go.
+        os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.path / TENSORBOARD)
         rows = [
             {"prompt": engine.prompt_messages(case), "case": at} for at, case in enumerate(cases)
         ]
@@ -375,6 +380,20 @@ class EventCallback(TrainerCallback):
             self._run.emit(EventType.METRICS, step=state.global_step, values=values)
 
 
+def require_reporters(spec: TrainingSpec) -> None:
+    """Check that the packages that metrics are reported with are there.
+
+    Raises:
+        RunFailure: One is not.
+    """
+    for name in spec.report_to:
+        if importlib.util.find_spec(name) is None:
+            raise RunFailure(
+                Reason.MISSING_DEPENDENCY,
+                f"training.report_to: the worker lacks the package {name}",
+            )
+
+
 def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfig:
     """Our specification in TRL's words."""
     return GRPOConfig(
@@ -406,7 +425,7 @@ def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfi
         bf16=spec.dtype == "bfloat16" and not use_cpu,
         fp16=spec.dtype == "float16" and not use_cpu,
         activation_checkpointing=spec.gradient_checkpointing,
-        report_to="none",
+        report_to=list(spec.report_to) or "none",
         disable_tqdm=True,
     )
 
