@@ -156,9 +156,9 @@ SWEEP = {
         {
             "values": {"training.echo.coeff": 0.05},
             "jobs": ["job_a59890ef5203c3918052"],
-            "statuses": {"succeeded": 1},
-            "pass_rate": {"mean": 0.89, "low": None, "high": None, "count": 1},
-            "gain": {"mean": 0.5, "low": None, "high": None, "count": 1},
+            "statuses": {"succeeded": 3},
+            "pass_rate": {"mean": 0.89, "low": 0.85, "high": 0.93, "count": 3},
+            "gain": {"mean": 0.5, "low": 0.45, "high": 0.55, "count": 3},
         }
     ],
     "created_at": TIME,

@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import pairwise
@@ -20,8 +21,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "file_world"
+MODEL = ROOT / "examples" / "tiny_agent" / "shell_model"
 TARGET = 0.5
 WARM_UP = 3
+LOADING = threading.Lock()  # transformers loads one model at a time
 ARMS = {"grpo": 0.0, "echo": 0.05}
 
 
@@ -46,7 +49,7 @@ def run(folder, arm, seed, options):
     from dressage.authoring import Suite
 
     job = json.loads((EXAMPLE / "job.json").read_text())
-    job["agent"]["model"] = str(EXAMPLE / "model")
+    job["agent"]["model"] = str(MODEL)
     job["suite"] = "file-world@1"
     job["training"] |= {
         "seed": seed,
@@ -105,8 +108,9 @@ def fixed_cross_entropy(place, events):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    base = AutoModelForCausalLM.from_pretrained(EXAMPLE / "model", dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, place / "final").eval()
+    with LOADING:
+        base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+        model = PeftModel.from_pretrained(base, place / "final").eval()
     losses = []
     for event in events:
         rollout = event["data"]

@@ -1,4 +1,4 @@
-"""Teach the tiny agent to use a shell: `python learn_shell.py model` (2 minutes on 2 cores).
+"""Teach the tiny agent to use a shell: `python learn_shell.py shell_model` (2 minutes on 2 cores).
 
 The transcripts look for files at random and find them at random, so the model learns what a shell
 is like, and nothing about the folder in which they are: that is left to reinforcement learning.

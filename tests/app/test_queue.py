@@ -48,6 +48,8 @@ async def add_job(sessions, **values):
                 tools=[],
                 measures=[],
                 environments=[],
+                reward_functions=[],
+                rollout_funcs=[],
             )
             session.add(suite)
             await session.flush()

@@ -25,7 +25,7 @@ def test_the_methods_we_override_are_there_and_called():
     assert "def _save_checkpoint(self, model, trial)" in inspect.getsource(GRPOTrainer)
     assert set(vars(JobTrainer)) & set(vars(GRPOTrainer)) == {
         *("__init__", "__module__", "__doc__"),
-        *("_generate_and_score_completions", "_save_checkpoint"),
+        *("_generate_and_score_completions", "_save_checkpoint", "_get_train_sampler"),
         *("_compute_loss", "_get_per_token_logps_and_entropies"),
     }
 

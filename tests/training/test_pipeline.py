@@ -151,6 +151,43 @@ def test_a_run_taken_up_at_its_checkpoint_ends_with_the_same_weights(make_run):
     assert [e["name"] for e in events_of(second, "evaluation")] == ["after"]
 
 
+def test_a_run_killed_in_its_second_epoch_sees_the_same_cases(make_run, arithmetic, monkeypatch):
+    options = {
+        "cases": arithmetic.cases[:7],  # three steps an epoch, one case held out
+        "training": {"max_steps": 12, "save_steps": 2},
+        "evaluation": {"holdout": 0.15},
+    }
+    whole = make_run("whole", **options)
+    run_job(whole)
+
+    end_step = JobTrainer.end_step
+
+    def killed(trainer):
+        end_step(trainer)
+        if trainer.state.global_step == 7:
+            raise KeyboardInterrupt
+
+    first = make_run("first", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobTrainer, "end_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_job(first)
+    second = make_run("second", previous=[first.path], **options)
+    run_job(second)
+
+    def cases(run):
+        return [
+            (r["step"], r["case_id"])
+            for r in events_of(run, "rollout")
+            if r["phase"] == "train" and r["step"] > 6
+        ]
+
+    assert len(cases(second)) == 6 * 8
+    assert cases(second) == cases(whole)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(second)[name]), name
+
+
 def test_a_damaged_checkpoint_is_passed_over(make_run):
     run = make_run(training={"max_steps": 2, "save_steps": 1})
     run_job(run)

@@ -8,7 +8,8 @@ from dressage.authoring.measure import ToolCall
 from dressage.sandbox.process import Worker
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
-from worker.training.rollout.template import Suffix
+
+Origin = tuple[int, int]
 
 
 class StopReason(StrEnum):
@@ -18,6 +19,25 @@ class StopReason(StrEnum):
     MAX_COMPLETION_LENGTH = "max_completion_length"
     MAX_TOOL_ITERATIONS = "max_tool_iterations"
     ENVIRONMENT_LOST = "environment_lost"
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """What comes between two assistant turns.
+
+    Attributes:
+        ids: Token ids.
+        roles: One for each token.
+        origins: For each token of a body: which result it belongs to, and at which character.
+        bodies: The results as the template writes them.
+        escaped: How often markup spelled inside a body was broken up.
+    """
+
+    ids: list[int]
+    roles: list[TokenRole]
+    origins: list[Origin | None]
+    bodies: list[str]
+    escaped: int
 
 
 @dataclass
@@ -44,7 +64,7 @@ class Episode:
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     roles: list[TokenRole] = field(default_factory=list)
-    origins: list[tuple[int, int] | None] = field(default_factory=list)
+    origins: list[Origin | None] = field(default_factory=list)
     observed: list[tuple[str, str]] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_failures: int = 0

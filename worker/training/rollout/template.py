@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,29 +18,9 @@ from trl.chat_template_utils import (
 from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
-
-Origin = tuple[int, int]
+from worker.training.rollout.episode import Origin, Suffix
 
 SENTINEL = "body{}of{}"
-
-
-@dataclass(frozen=True)
-class Suffix:
-    """What comes between two assistant turns.
-
-    Attributes:
-        ids: Token ids.
-        roles: One for each token.
-        origins: For each token of a body: which result it belongs to, and at which character.
-        bodies: The results as the template writes them.
-        escaped: How often markup spelled inside a body was broken up.
-    """
-
-    ids: list[int]
-    roles: list[TokenRole]
-    origins: list[Origin | None]
-    bodies: list[str]
-    escaped: int
 
 
 class ConversationTemplate:

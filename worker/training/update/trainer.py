@@ -42,6 +42,7 @@ from worker.training.update.echo import cross_entropy_at_one
 from worker.training.update.echo_term import EchoTerm
 from worker.training.update.governor import SignalGovernor, is_dead
 from worker.training.update.model import language_model, last_hidden_states, logit_softcap
+from worker.training.update.sampler import EpochSampler
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,9 @@ class JobTrainer(GRPOTrainer):
         sampling = Sampling(temperature, self._spec.top_p, self._spec.top_k)
         model = self.accelerator.unwrap_model(self.model)
         return TransformersGenerator(model, self.processing_class, sampling)
+
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
+        return EpochSampler.like(super()._get_train_sampler(dataset))
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = [row["case"] for row in inputs]
