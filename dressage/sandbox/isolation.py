@@ -72,6 +72,8 @@ class Walls:
             *(part for path in bound for part in ("--ro-bind-try", path, path)),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", str(work)),
+            *("--perms", "1777", "--size", str(disk_bytes), "--tmpfs", "/dev/shm"),
+            *("--remount-ro", "/dev", "--remount-ro", "/"),
             *("--chdir", str(work)),
             *inside,
         ]

@@ -164,9 +164,14 @@ def test_the_disk_cannot_be_filled(attempt, walls):
     one = "open('a', 'wb').write(bytes(20_000_000))"
     outcome = attempt(walls, one, Limits(file_bytes=10_000_000, disk_bytes=30_000_000))
     assert "File too large" in outcome.message
-    many = "for i in range(10): open(f'f{i}', 'wb').write(bytes(9_000_000))"
-    if walls.isolation is Isolation.BUBBLEWRAP:
-        assert "No space left" in attempt(walls, many).message
+    if walls.isolation is not Isolation.BUBBLEWRAP:
+        return
+    many = "for i in range(10): open(f'{place}/f{i}', 'wb').write(bytes(9_000_000))"
+    for place in (".", "/dev/shm"):
+        assert "No space left" in attempt(walls, f"place = {place!r}\n{many}").message
+    for place in ("/", "/dev", "/tmp", "/usr", "/proc"):
+        outcome = attempt(walls, f"open({place!r} + '/file', 'w')")
+        assert refused(outcome), (place, outcome)
 
 
 def test_memory_is_limited(attempt, walls):
