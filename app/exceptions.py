@@ -65,6 +65,24 @@ class JobNotTrained(ServiceError):
     status, code = 409, "job_not_trained"
 
 
+class JobNotPausable(ServiceError):
+    """Its training is over, or about to be."""
+
+    status, code = 409, "job_not_pausable"
+
+
+class JobNotRetryable(ServiceError):
+    """It has not failed."""
+
+    status, code = 409, "job_not_retryable"
+
+
+class JobNotEnded(ServiceError):
+    """What still lives is not deleted."""
+
+    status, code = 409, "job_not_ended"
+
+
 class JobNotPaused(ServiceError):
     """Only a paused job can be resumed."""
 

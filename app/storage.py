@@ -12,7 +12,7 @@ class ChecksumMismatch(OSError):
 
 
 class Storage:
-    """A local directory. Every write is whole or not at all; nothing is ever changed."""
+    """A local directory. Every write is whole or not at all; no file is ever changed."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -45,6 +45,10 @@ class Storage:
             partial.unlink()
             raise ChecksumMismatch(f"{source.name}: expected {expected_sha256}, read {actual}")
         self._keep(partial, actual)
+
+    def remove(self, sha256: str) -> None:
+        """Forget a file that nothing points to any longer."""
+        self.path(sha256).unlink(missing_ok=True)
 
     def _partial(self) -> Path:
         folder = self._root / "partial"

@@ -12,13 +12,13 @@ from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, JobInvalid, JobNotTrained, NotFound
 from app.jobs import repository as jobs
 from app.queue.doorbell import Doorbell
+from app.queue.exports import TRAINED
 from app.storage import Storage
 from app.suites.service import load
 from dressage.spec.generation import GENERATION_PREFIX, Generation, GenerationSpec
 from dressage.spec.job import JobSpec
-from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus
+from dressage.spec.status import EXPORT_TERMINAL, ExportStatus
 
-TRAINED = (JobStatus.SUCCEEDED, JobStatus.EXPORTING)
 POLL_SECONDS = 0.2
 
 

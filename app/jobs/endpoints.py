@@ -1,4 +1,4 @@
-"""`/jobs`: submit, look, cancel, follow."""
+"""`/jobs`: submit, look, change, follow."""
 
 import csv
 import io
@@ -131,6 +131,37 @@ async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job
     """End a job. Artifacts and history stay."""
     job = await service.cancel(transaction.session, team, job_id)
     return (await show(transaction.session, [job]))[0]
+
+
+@router.post(
+    "/{job_id}/pause",
+    responses=examples.shown({**examples.JOB, "status": "pausing"}),
+)
+async def pause_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+    """Set a job aside after its current step; its GPU is free then."""
+    job = await service.pause(transaction.session, team, job_id)
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=201,
+    responses=examples.shown({**examples.JOB, "status": "queued"}, 201),
+)
+async def retry_job(
+    job_id: str, transaction: InTransaction, team: Team, parts: Parts, response: Response
+) -> Job:
+    """Submit a failed or cancelled job again, as a new one."""
+    job = await service.retry(transaction.session, transaction.doorbell, parts.rules, team, job_id)
+    response.headers["Location"] = f"/jobs/{job.id}"
+    return (await show(transaction.session, [job]))[0]
+
+
+@router.delete("/{job_id}", status_code=204)
+async def delete_job(job_id: str, transaction: InTransaction, team: Team, parts: Parts) -> Response:
+    """Remove an ended job: history, rollouts and files."""
+    await service.delete(transaction.session, parts.storage, team, job_id)
+    return Response(status_code=204)
 
 
 @router.post(

@@ -13,12 +13,19 @@ from dressage.spec.event import EventType
 from dressage.spec.status import TERMINAL, JobStatus, Reason
 
 S = JobStatus
+LEAVES = (S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED)  # of work in progress
 TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
-    S.QUEUED: frozenset({S.PREPARING, S.FAILED, S.CANCELLED}),
-    S.PREPARING: frozenset({S.TRAINING, S.EVALUATING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}),
-    S.TRAINING: frozenset({S.EVALUATING, S.EXPORTING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}),
+    S.QUEUED: frozenset({S.PREPARING, S.PAUSED, S.FAILED, S.CANCELLED}),
+    S.PREPARING: frozenset(
+        {S.TRAINING, S.EVALUATING, S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}
+    ),
+    S.TRAINING: frozenset(
+        {S.EVALUATING, S.EXPORTING, S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}
+    ),
     S.EVALUATING: frozenset({S.EXPORTING, S.SUCCEEDED, S.FAILED, S.CANCELLING, S.QUEUED}),
     S.EXPORTING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLING}),
+    # It may be over before it notices, and then it is.
+    S.PAUSING: frozenset({S.PAUSED, S.EXPORTING, S.FAILED, S.CANCELLING}),
     S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
     S.CANCELLING: frozenset({S.CANCELLED}),
     S.SUCCEEDED: frozenset(),
@@ -84,6 +91,17 @@ async def end_cancelled(session: AsyncSession, job: JobRow) -> None:
         JobStatus.CANCELLED,
         reason=Reason.CANCELLED_BY_USER,
         message="cancelled on request; files made before are kept",
+    )
+
+
+async def pause_waiting(session: AsyncSession, job: JobRow) -> None:
+    """Set a locked job aside that no worker holds (any longer)."""
+    await switch_status(
+        session,
+        job,
+        JobStatus.PAUSED,
+        reason=Reason.PAUSED_BY_USER,
+        message="paused on request; resume to go on",
     )
 
 

@@ -1,4 +1,4 @@
-"""What happens to jobs on request: submit, cancel."""
+"""What happens to jobs on request: submit, cancel, pause, resume, retry, delete."""
 
 import hashlib
 from dataclasses import dataclass
@@ -7,12 +7,29 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
 from app.db.models import ExportRow, JobRow, SuiteRow
-from app.exceptions import IdempotencyKeyReused, JobFinished, JobInvalid, JobNotPaused, NotFound
+from app.exceptions import (
+    IdempotencyKeyReused,
+    JobFinished,
+    JobInvalid,
+    JobNotEnded,
+    JobNotPausable,
+    JobNotPaused,
+    JobNotRetryable,
+    NotFound,
+)
 from app.jobs import checks, repository
-from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
+from app.jobs.lifecycle import (
+    EventDraft,
+    append_events,
+    end_cancelled,
+    lock_job,
+    pause_waiting,
+    switch_status,
+)
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell
 from app.queue.exports import cancel_exports
+from app.storage import Storage
 from app.suites import repository as suites
 from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
@@ -128,9 +145,7 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
         NotFound: There is no such job.
         JobFinished: It has ended already.
     """
-    job = await lock_job(session, job_id)
-    if job is None or job.team != team:
-        raise NotFound(f"there is no job {job_id!r}")
+    job = await _locked(session, team, job_id)
     status = JobStatus(job.status)
     if status in TERMINAL:
         raise JobFinished(f"the job has {status} already; there is nothing to cancel")
@@ -151,6 +166,80 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
     return job
 
 
+async def pause(session: AsyncSession, team: str, job_id: str) -> JobRow:
+    """Set a job aside: at once while it waits, at its next step with a checkpoint while it runs.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotPausable: Its training is over, or it is about to end.
+    """
+    job = await _locked(session, team, job_id)
+    status = JobStatus(job.status)
+    if status in (JobStatus.PAUSING, JobStatus.PAUSED):
+        return job
+    if status is JobStatus.QUEUED:
+        await pause_waiting(session, job)
+    elif status in (JobStatus.PREPARING, JobStatus.TRAINING):
+        await switch_status(
+            session,
+            job,
+            JobStatus.PAUSING,
+            reason=Reason.PAUSED_BY_USER,
+            message="it stops after its current step, with a checkpoint",
+        )
+    else:
+        raise JobNotPausable(f"the job is {status}; only one that waits or trains can be paused")
+    return job
+
+
+async def retry(
+    session: AsyncSession, doorbell: Doorbell, rules: OperatorRules, team: str, job_id: str
+) -> JobRow:
+    """A new job from the specification of one that failed or was cancelled.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotRetryable: It has not ended, or it succeeded.
+        JobInvalid: Its specification is not allowed any longer.
+    """
+    job = await _locked(session, team, job_id)
+    if JobStatus(job.status) not in (JobStatus.FAILED, JobStatus.CANCELLED):
+        raise JobNotRetryable(f"the job is {job.status}; only a failed or cancelled one is retried")
+    again, _ = await submit(
+        session,
+        doorbell,
+        rules,
+        team=team,
+        requested=JobSpec.model_validate(job.spec),
+        idempotency_key=None,
+    )
+    return again
+
+
+async def delete(session: AsyncSession, storage: Storage, team: str, job_id: str) -> None:
+    """Remove an ended job with its history; files go unless another job has the same.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotEnded: It has not ended.
+    """
+    job = await _locked(session, team, job_id)
+    if JobStatus(job.status) not in (*TERMINAL, JobStatus.PAUSED):
+        raise JobNotEnded(f"the job is {job.status}; cancel it first")
+    files = {artifact.sha256 for artifact in await repository.artifacts_of(session, [job.id])}
+    await session.delete(job)
+    await session.flush()
+    for sha256 in files - await repository.still_used(session, files):
+        storage.remove(sha256)
+
+
+async def _locked(session: AsyncSession, team: str, job_id: str) -> JobRow:
+    job = await lock_job(session, job_id)
+    if job is None or job.team != team:
+        raise NotFound(f"there is no job {job_id!r}")
+    return job
+
+
 async def resume(session: AsyncSession, doorbell: Doorbell, team: str, job_id: str) -> JobRow:
     """Put a paused job back into the queue; it goes on from its newest checkpoint.
 
@@ -158,9 +247,7 @@ async def resume(session: AsyncSession, doorbell: Doorbell, team: str, job_id: s
         NotFound: There is no such job.
         JobNotPaused: It is not paused.
     """
-    job = await lock_job(session, job_id)
-    if job is None or job.team != team:
-        raise NotFound(f"there is no job {job_id!r}")
+    job = await _locked(session, team, job_id)
     if JobStatus(job.status) is not JobStatus.PAUSED:
         raise JobNotPaused(f"the job is {job.status}; only a paused job can be resumed")
     await switch_status(session, job, JobStatus.QUEUED, message="resumed on request")

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
 from app.db.models import AttemptRow, JobRow
-from app.jobs.lifecycle import end_cancelled, lock_job, switch_status
+from app.jobs.lifecycle import end_cancelled, lock_job, pause_waiting, switch_status
 from dressage.spec.status import JobStatus, Reason
 
 CLAIM_LOCK = 0x64726573  # one claim at a time: SKIP LOCKED alone cannot guard an order
@@ -121,6 +121,8 @@ async def release(session: AsyncSession, lease: Lease, message: str) -> None:
     await end_attempt(session, lease, "released")
     if JobStatus(job.status) is JobStatus.CANCELLING:
         await end_cancelled(session, job)
+    elif JobStatus(job.status) is JobStatus.PAUSING:
+        await pause_waiting(session, job)
     else:
         await switch_status(session, job, JobStatus.QUEUED, message=message)
 
@@ -164,6 +166,9 @@ async def _after_loss(
     lost = f"worker {attempt.worker_id} was lost in attempt {attempt.number}"
     if JobStatus(job.status) is JobStatus.CANCELLING:
         await end_cancelled(session, job)
+        return
+    if JobStatus(job.status) is JobStatus.PAUSING:
+        await pause_waiting(session, job)
         return
     tries = await session.scalar(
         select(func.count())

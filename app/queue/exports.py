@@ -17,6 +17,8 @@ from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus, Reason
 
 MAX_ATTEMPTS = 3
+# Questions to a trained agent also come when all else is done.
+TRAINED = (JobStatus.EXPORTING, JobStatus.SUCCEEDED)
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,7 @@ async def claim_export(session: AsyncSession, *, lease_seconds: float) -> Export
         .join(JobRow, JobRow.id == ExportRow.job_id)
         .where(
             ExportRow.status == ExportStatus.QUEUED,
-            # Questions to a trained agent also come when all else is done.
-            JobRow.status.in_((JobStatus.EXPORTING, JobStatus.SUCCEEDED)),
+            JobRow.status.in_(TRAINED),
         )
         .order_by(ExportRow.arrival)
         .limit(1)

@@ -5,6 +5,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import ExportRow, JobRow
 from app.queue.doorbell import Queue
+from app.queue.exports import TRAINED
 from dressage.spec.status import ExportStatus, JobStatus
 
 
@@ -16,7 +17,7 @@ async def queues_with_work(session: AsyncSession) -> set[Queue]:
     if await session.scalar(
         select(ExportRow.id)
         .join(JobRow, JobRow.id == ExportRow.job_id)
-        .where(ExportRow.status == ExportStatus.QUEUED, JobRow.status == JobStatus.EXPORTING)
+        .where(ExportRow.status == ExportStatus.QUEUED, JobRow.status.in_(TRAINED))
         .limit(1)
     ):
         waiting.add(Queue.EXPORTS)

@@ -126,6 +126,27 @@ def cancel(job_id: str, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
+def pause(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Set a job aside after its current step, with a checkpoint."""
+    with _friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.pause(job_id).status}", highlight=False)
+
+
+@app.command()
+def retry(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Submit a failed or cancelled job again, as a new one."""
+    with _friendly(), Client(url) as client:
+        console.print(client.retry(job_id).id, highlight=False)
+
+
+@app.command()
+def delete(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Remove an ended job: history, rollouts and files."""
+    with _friendly(), Client(url) as client:
+        client.delete(job_id)
+
+
+@app.command()
 def resume(job_id: str, url: Url = DEFAULT_URL) -> None:
     """Let a paused job go on from its newest checkpoint."""
     with _friendly(), Client(url) as client:

@@ -109,6 +109,18 @@ class Client:
         """End a job."""
         return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/cancel").content)
 
+    def pause(self, job_id: str) -> Job:
+        """Set a job aside after its current step."""
+        return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/pause").content)
+
+    def retry(self, job_id: str) -> Job:
+        """Submit a failed or cancelled job again, as a new one."""
+        return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/retry").content)
+
+    def delete(self, job_id: str) -> None:
+        """Remove an ended job with its history and files."""
+        self._send("DELETE", f"/jobs/{job_id}")
+
     def resume(self, job_id: str) -> Job:
         """Let a paused job go on."""
         return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/resume").content)

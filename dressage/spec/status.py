@@ -11,6 +11,7 @@ class JobStatus(StrEnum):
     TRAINING = "training"
     EVALUATING = "evaluating"
     EXPORTING = "exporting"
+    PAUSING = "pausing"
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -26,6 +27,7 @@ class Reason(StrEnum):
 
     COMPLETED = "completed"
     CANCELLED_BY_USER = "cancelled_by_user"
+    PAUSED_BY_USER = "paused_by_user"
     OUT_OF_MEMORY = "out_of_memory"
     NO_LEARNING_SIGNAL = "no_learning_signal"
     NUMERICAL_ERROR = "numerical_error"

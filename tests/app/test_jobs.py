@@ -273,3 +273,38 @@ def test_echo_weights_for_tools_the_agent_lacks_are_refused(api, suite, job_spec
     assert [error["field"] for error in problem["errors"]] == ["training.echo.tool_weights.search"]
     job_spec["training"]["echo"] = {"ignore_lines": "("}
     assert post(api, job_spec).json()["errors"][0]["field"] == "training.echo.ignore_lines"
+
+
+def test_a_queued_job_is_paused_and_resumed_at_once(api, suite, job_spec):
+    job = post(api, job_spec).json()["id"]
+    paused = api.post(f"/jobs/{job}/pause").json()
+    assert (paused["status"], paused["reason"]) == ("paused", "paused_by_user")
+    assert api.post(f"/jobs/{job}/pause").json()["status"] == "paused"
+    assert api.post(f"/jobs/{job}/resume").json()["status"] == "queued"
+    problem = api.post(f"/jobs/{job}/resume")
+    assert (problem.status_code, problem.json()["code"]) == (409, "job_not_paused")
+    api.post(f"/jobs/{job}/cancel")
+    problem = api.post(f"/jobs/{job}/pause")
+    assert (problem.status_code, problem.json()["code"]) == (409, "job_not_pausable")
+
+
+def test_a_cancelled_job_is_retried_as_a_new_one(api, suite, job_spec):
+    job = post(api, job_spec).json()
+    assert api.post(f"/jobs/{job['id']}/retry").json()["code"] == "job_not_retryable"
+    api.post(f"/jobs/{job['id']}/cancel")
+    response = api.post(f"/jobs/{job['id']}/retry")
+    again = response.json()
+    assert response.status_code == 201
+    assert response.headers["location"] == f"/jobs/{again['id']}"
+    assert again["id"] != job["id"]
+    assert (again["status"], again["spec"]) == ("queued", job["spec"])
+
+
+def test_an_ended_job_is_deleted_with_its_history(api, suite, job_spec):
+    job = post(api, job_spec).json()["id"]
+    assert api.delete(f"/jobs/{job}").json()["code"] == "job_not_ended"
+    api.post(f"/jobs/{job}/cancel")
+    assert api.delete(f"/jobs/{job}").status_code == 204
+    assert api.get(f"/jobs/{job}").status_code == 404
+    assert api.get(f"/jobs/{job}/events").status_code == 404
+    assert api.delete(f"/jobs/{job}").status_code == 404

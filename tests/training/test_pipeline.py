@@ -15,7 +15,7 @@ from tests.training.conftest import events_of
 from worker.training.checkpoints import newest_complete
 from worker.training.failures import RunFailure
 from worker.training.pipeline import run_job
-from worker.training.run_dir import MANIFEST
+from worker.training.run_dir import MANIFEST, PAUSE
 from worker.training.update.best import BestWeights
 from worker.training.update.trainer import JobTrainer
 
@@ -186,6 +186,36 @@ def test_a_run_killed_in_its_second_epoch_sees_the_same_cases(make_run, arithmet
     assert cases(second) == cases(whole)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(second)[name]), name
+
+
+def test_a_paused_run_goes_on_exactly(make_run, monkeypatch):
+    whole = make_run("whole", training={"max_steps": 4})
+    run_job(whole)
+    end_step = JobTrainer.end_step
+
+    def asked(trainer):
+        end_step(trainer)
+        if trainer.state.global_step == 2:
+            (trainer._run.path / PAUSE).touch()
+
+    first = make_run("first", training={"max_steps": 4})
+    with monkeypatch.context() as patch:
+        patch.setattr(JobTrainer, "end_step", asked)
+        with pytest.raises(RunFailure, match="paused on request at step 2") as caught:
+            run_job(first)
+    assert caught.value.reason is Reason.PAUSED_BY_USER
+    second = make_run("second", training={"max_steps": 4}, previous=[first.path])
+    run_job(second)
+    assert {r["step"] for r in events_of(second, "rollout") if r["phase"] == "train"} == {3, 4}
+    for name, tensor in weights(whole).items():
+        assert torch.equal(tensor, weights(second)[name]), name
+
+
+def test_a_pause_before_the_first_step_trains_nothing(make_run):
+    run = make_run()
+    (run.path / PAUSE).touch()
+    with pytest.raises(RunFailure, match="before its first step"):
+        run_job(run)
 
 
 def test_a_damaged_checkpoint_is_passed_over(make_run):

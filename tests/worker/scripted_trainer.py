@@ -43,6 +43,14 @@ def main():
         subprocess.Popen(["sleep", "876.5"])
         run.emit(EventType.LOG, level="info", message=f"pid {os.getpid()}")
         time.sleep(1000)
+    if script == "pausable":
+        while not run.pause_requested:
+            time.sleep(0.02)
+        run.fail(Reason.PAUSED_BY_USER, "set aside at step 1")
+        return 1
+    if script == "deaf to pauses":
+        while not run.pause_requested:
+            time.sleep(0.02)
     if script == "flood":
         for n in range(20_000):
             run.emit(EventType.LOG, level="info", message=str(n))
@@ -50,6 +58,7 @@ def main():
     folder = run.path / "final"
     folder.mkdir()
     (folder / "weights").write_bytes(b"w" * 1000)
+    os.utime(folder / "weights", (0, 0))  # two runs make the same file
     file = run.pack(folder, ArtifactKind.ADAPTER)
     if script == "corrupt":
         file = file.model_copy(update={"sha256": "0" * 64})

@@ -199,3 +199,48 @@ def test_a_corrupt_file_is_never_registered(api, context, submit):
     assert (job["status"], job["artifacts"]) == ("failed", [])
     assert job["reason"] == "internal_error"
     assert "adapter.tar" in job["message"]
+
+
+def test_a_deleted_jobs_files_go_unless_another_has_the_same(api, submit, context):
+    jobs = [submit("fine"), submit("fine")]
+    for _ in jobs:
+        assert work(context)
+    artifact = api.get(f"/jobs/{jobs[0]}/artifacts").json()[0]
+    stored = context.storage.path(artifact["sha256"])
+    assert api.delete(f"/jobs/{jobs[0]}").status_code == 204
+    assert stored.is_file()
+    assert api.delete(f"/jobs/{jobs[1]}").status_code == 204
+    assert not stored.exists()
+
+
+def test_a_running_job_is_paused_by_its_child(api, submit, context):
+    job = submit("pausable")
+    thread = threading.Thread(target=work, args=(context,))
+    thread.start()
+    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+    assert api.post(f"/jobs/{job}/pause").json()["status"] == "pausing"
+    thread.join(20)
+    paused = api.get(f"/jobs/{job}").json()
+    assert (paused["status"], paused["message"]) == ("paused", "set aside at step 1")
+    assert statuses(api, job)[-2:] == ["pausing", "paused"]
+
+
+def test_a_job_that_ends_before_it_notices_its_pause_has_ended(api, submit, context):
+    job = submit("deaf to pauses")
+    thread = threading.Thread(target=work, args=(context,))
+    thread.start()
+    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+    assert api.post(f"/jobs/{job}/pause").json()["status"] == "pausing"
+    thread.join(20)
+    assert api.get(f"/jobs/{job}").json()["status"] == "succeeded"
+
+
+def test_a_worker_that_stops_leaves_a_pausing_job_paused(api, submit, context):
+    job = submit("hang")
+    thread = threading.Thread(target=work, args=(context,))
+    thread.start()
+    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+    api.post(f"/jobs/{job}/pause")
+    context.stopping.set()
+    thread.join(20)
+    assert api.get(f"/jobs/{job}").json()["status"] == "paused"

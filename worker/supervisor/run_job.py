@@ -23,11 +23,12 @@ from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import EventTail
 from worker.supervisor.store_events import store_events
 from worker.supervisor.watch import Ending, watch
-from worker.training.run_dir import SPEC, SUITE, RunSpec
+from worker.training.run_dir import PAUSE, SPEC, SUITE, RunSpec
 
 log = structlog.get_logger()
 
 LAST_LINES = 30
+PAUSES = (Reason.PAUSED_BY_USER, Reason.NO_LEARNING_SIGNAL)
 
 
 async def run_next_job(context: WorkerContext) -> bool:
@@ -87,7 +88,9 @@ async def _run(context: WorkerContext, sessions: Sessions, lease: Lease, run: Pa
         tail.advance()
         return bool(drafts)
 
-    ending = await watch(context, child, heartbeat=keep_lease, relay=relay)
+    ending = await watch(
+        context, child, heartbeat=keep_lease, relay=relay, pause=(run / PAUSE).touch
+    )
     log.info("child.ended", ending=ending, returncode=child.returncode)
     if ending is Ending.STOPPING:
         async with unit_of_work(sessions) as session:
@@ -130,7 +133,7 @@ async def _fail(sessions: Sessions, lease: Lease, run: Path, outcome: Outcome) -
         if job.status == JobStatus.CANCELLING:
             await end_cancelled(session, job)
             return
-        if outcome.reason is Reason.NO_LEARNING_SIGNAL:
+        if outcome.reason in PAUSES:
             await switch_status(
                 session, job, JobStatus.PAUSED, reason=outcome.reason, message=outcome.message
             )

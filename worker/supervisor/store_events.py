@@ -38,8 +38,8 @@ async def store_events(session: AsyncSession, job: JobRow, drafts: Sequence[Even
 
 
 async def _follow(session: AsyncSession, job: JobRow, status: JobStatus) -> None:
-    # A job that is being cancelled stays so, whatever its child still says.
-    if job.status not in (JobStatus.CANCELLING, status):
+    # A job that is being cancelled or paused stays so, whatever its child still says.
+    if job.status not in (JobStatus.CANCELLING, JobStatus.PAUSING, status):
         await switch_status(session, job, status)
 
 

@@ -33,6 +33,7 @@ async def watch(
     *,
     heartbeat: Callable[[], Awaitable[JobStatus]],
     relay: Callable[[], Awaitable[bool]],
+    pause: Callable[[], object] | None = None,
 ) -> Ending:
     """Until the child ends, or must.
 
@@ -44,6 +45,7 @@ async def watch(
         child: The running child; ended on return unless it exited by itself.
         heartbeat: Extends the lease and returns the job's status.
         relay: Stores the next batch of events and says whether there was one.
+        pause: Tells the child to stop at its next step.
     """
     confirmed = time.monotonic()
     while True:
@@ -57,6 +59,8 @@ async def watch(
             if status is JobStatus.CANCELLING:
                 await child.kill()
                 return Ending.CANCELLED
+            if status is JobStatus.PAUSING and pause:
+                pause()
             while await relay():
                 await heartbeat()
         except StaleLease:

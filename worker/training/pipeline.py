@@ -92,6 +92,10 @@ def _run(
     if proof:
         evaluation.at(BEFORE, proof, step=0)
 
+    if run.pause_requested:
+        raise RunFailure(
+            Reason.PAUSED_BY_USER, "paused on request before its first step; resume to start"
+        )
     run.emit(EventType.STATUS, status=JobStatus.TRAINING)
     checkpoint = newest_complete(previous)
     if checkpoint:
@@ -104,8 +108,9 @@ def _run(
         parts.trainer.add_callback(EverySteps(job.evaluation.every_steps, choose))
     parts.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-    if parts.trainer.stopped_without_signal:
-        raise parts.trainer.paused()
+    paused = parts.trainer.paused()
+    if paused:
+        raise paused
     run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
     step = parts.trainer.state.global_step
     if best.step is not None:

@@ -26,6 +26,7 @@ SPEC, SUITE, INPUT, EVENTS, MANIFEST, FAILURE = (
     *("spec.json", "suite.zip", "input.tar", "events.jsonl", "manifest.json", "failure.json"),
 )
 COMPLETE = "complete.json"
+PAUSE = "pause"
 
 
 class RunSpec(Spec):
@@ -73,6 +74,11 @@ class RunDirectory:
     def spec(self) -> RunSpec:
         """Read `spec.json`."""
         return RunSpec.model_validate_json((self.path / SPEC).read_bytes())
+
+    @property
+    def pause_requested(self) -> bool:
+        """Whether whoever started the run wants it to stop at the next step, with a checkpoint."""
+        return (self.path / PAUSE).exists()
 
     def emit(self, type_: EventType, **data: Any) -> None:
         """Append one event. A line is written whole, so a reader sees it or does not."""

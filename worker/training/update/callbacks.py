@@ -8,7 +8,6 @@ from transformers import TrainerCallback
 
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
-from worker.training.update.governor import SignalGovernor
 
 
 class EverySteps(TrainerCallback):
@@ -39,13 +38,13 @@ class FiniteGradients(TrainerCallback):
             )
 
 
-class PauseWithoutSignal(TrainerCallback):
-    """Stops a run that learns nothing, with a checkpoint to go on from."""
+class PauseWhen(TrainerCallback):
+    """Stops a run at the end of a step, with a checkpoint to go on from."""
 
-    def __init__(self, governor: SignalGovernor) -> None:
-        self._governor = governor
+    def __init__(self, wanted: Callable[[], bool]) -> None:
+        self._wanted = wanted
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop if it is enough."""
-        if self._governor.exhausted and state.global_step < state.max_steps:
+        """Stop if it is wanted, and not over anyway."""
+        if state.global_step < state.max_steps and self._wanted():
             control.should_save = control.should_training_stop = True

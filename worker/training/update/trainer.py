@@ -37,7 +37,7 @@ from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
-from worker.training.update.callbacks import EverySteps, FiniteGradients, PauseWithoutSignal
+from worker.training.update.callbacks import EverySteps, FiniteGradients, PauseWhen
 from worker.training.update.echo import cross_entropy_at_one
 from worker.training.update.echo_term import EchoTerm
 from worker.training.update.governor import SignalGovernor, is_dead
@@ -99,7 +99,7 @@ class JobTrainer(GRPOTrainer):
         self.governor = SignalGovernor(spec.pause_after_dead_steps)
         self._resampled = 0
         self.add_callback(EverySteps(1, lambda _: self.end_step()))
-        self.add_callback(PauseWithoutSignal(self.governor))
+        self.add_callback(PauseWhen(lambda: self.governor.exhausted or run.pause_requested))
         self.remove_callback(PrinterCallback)
 
     def generator(self, temperature: float) -> TransformersGenerator:
@@ -245,18 +245,23 @@ class JobTrainer(GRPOTrainer):
             return int(torch.cuda.max_memory_allocated(device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    @property
-    def stopped_without_signal(self) -> bool:
-        """Whether training ended early because it taught nothing."""
-        return self.governor.exhausted and self.state.global_step < self.state.max_steps
-
-    def paused(self) -> RunFailure:
-        """Why the run stopped before its end."""
-        return RunFailure(
-            Reason.NO_LEARNING_SIGNAL,
-            f"{self.governor.dead_steps} steps in a row had no group with a spread of rewards; "
-            f"paused at step {self.state.global_step} with a checkpoint. Resume to go on",
-        )
+    def paused(self) -> RunFailure | None:
+        """Why training stopped before its end, if it was set aside."""
+        step = self.state.global_step
+        if step >= self.state.max_steps:
+            return None
+        if self._run.pause_requested:
+            return RunFailure(
+                Reason.PAUSED_BY_USER,
+                f"paused on request at step {step} with a checkpoint; resume to go on",
+            )
+        if self.governor.exhausted:
+            return RunFailure(
+                Reason.NO_LEARNING_SIGNAL,
+                f"{self.governor.dead_steps} steps in a row had no group with a spread of rewards; "
+                f"paused at step {step} with a checkpoint. Resume to go on",
+            )
+        return None
 
     def end_step(self) -> None:
         """Let ECHO look at the step that has just ended."""
