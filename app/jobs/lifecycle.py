@@ -16,12 +16,8 @@ S = JobStatus
 LEAVES = (S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED)  # of work in progress
 TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     S.QUEUED: frozenset({S.PREPARING, S.PAUSED, S.FAILED, S.CANCELLED}),
-    S.PREPARING: frozenset(
-        {S.TRAINING, S.EVALUATING, S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}
-    ),
-    S.TRAINING: frozenset(
-        {S.EVALUATING, S.EXPORTING, S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED}
-    ),
+    S.PREPARING: frozenset({S.TRAINING, S.EVALUATING, *LEAVES}),
+    S.TRAINING: frozenset({S.EVALUATING, S.EXPORTING, *LEAVES}),
     S.EVALUATING: frozenset({S.EXPORTING, S.SUCCEEDED, S.FAILED, S.CANCELLING, S.QUEUED}),
     S.EXPORTING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLING}),
     # It may be over before it notices, and then it is.
