@@ -57,7 +57,8 @@ def run(folder, arm, seed, options):
         "echo": {"coeff": ARMS[arm]},
         "pause_after_dead_steps": None,
     }
-    job["preflight"] = {"cases": 0}
+    if options.quick:
+        job["evaluation"]["every_steps"] = 4
     job["resources"]["gpus"] = int(options.gpu)
     place = folder / f"{arm}-{seed}"
     place.mkdir()
