@@ -40,17 +40,22 @@ class Transaction:
 
     session: AsyncSession
     doorbell: Doorbell
+    celery: Celery
+
+    def ring(self) -> None:
+        """Send the rings of what is committed."""
+        for queue in self.doorbell.take():
+            ring(self.celery, queue)
 
 
 async def transaction(
     services: Annotated[Services, Depends(services)],
 ) -> AsyncIterator[Transaction]:
     """One transaction for one request, committed before the answer is sent."""
-    doorbell = Doorbell()
     async with unit_of_work(services.sessions) as session:
-        yield Transaction(session, doorbell)
-    for queue in doorbell.take():
-        ring(services.celery, queue)
+        given = Transaction(session, Doorbell(), services.celery)
+        yield given
+    given.ring()
 
 
 def team() -> str:

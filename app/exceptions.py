@@ -112,6 +112,11 @@ class JobInvalid(ServiceError):
 
     status, code = 422, "job_invalid"
 
+    @classmethod
+    def of(cls, problems: list[FieldProblem]) -> "JobInvalid":
+        """The refusal that lists these problems; its sentence is the first of them."""
+        return cls(f"{problems[0].field}: {problems[0].message}", problems)
+
 
 class InvalidRequest(ServiceError):
     """The request does not have the documented form."""

@@ -7,7 +7,6 @@ from fastapi import APIRouter, Query, Response
 from app import examples
 from app.dependencies import InTransaction, Parts, Team
 from app.generations import service
-from app.queue.doorbell import ring
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.status import EXPORT_TERMINAL
 
@@ -37,8 +36,7 @@ async def generate(
     generation_id = row.id
     # The worker must see it while this request waits for its answer.
     await transaction.session.commit()
-    for queue in transaction.doorbell.take():
-        ring(parts.celery, queue)
+    transaction.ring()
     found = await service.wait_for(parts.sessions, team, job_id, generation_id, wait)
     response.headers["Location"] = f"/jobs/{job_id}/generations/{generation_id}"
     response.status_code = 200 if found.status in EXPORT_TERMINAL else 202

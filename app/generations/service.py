@@ -45,7 +45,7 @@ async def submit(
         raise JobNotTrained(f"the job is {job.status}; only a trained one can be asked")
     problems = await _problems(session, storage, job, spec, request)
     if problems:
-        raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)
+        raise JobInvalid.of(problems)
     identity = new_id("generation")
     row = ExportRow(
         id=identity,

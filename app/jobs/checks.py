@@ -76,7 +76,7 @@ def too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
     """A step that takes more cases than there are."""
     training = spec.training
     for_training = case_count - spec.evaluation.held_out(case_count)
-    per_step = training.batch_size * training.gradient_accumulation // training.num_generations
+    per_step = training.cases_per_step
     if for_training >= per_step:
         return []
     return [

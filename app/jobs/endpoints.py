@@ -61,9 +61,7 @@ async def submit_job(
         requested=spec,
         idempotency_key=idempotency_key,
     )
-    response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"/jobs/{job.id}"
-    return (await show(transaction.session, [job]))[0]
+    return await _created(response, transaction, job, is_new=is_new)
 
 
 @router.post(
@@ -83,17 +81,15 @@ async def submit_preflight(
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
 ) -> Job:
     """Only look whether a job can learn: its `result.preflight` says go, warn or stop."""
-    job, is_new = await service.submit_preflight(
+    job, is_new = await service.submit(
         transaction.session,
         transaction.doorbell,
         parts.rules,
         team=team,
-        requested=spec,
+        requested=service.preflight_of(spec),
         idempotency_key=idempotency_key,
     )
-    response.status_code = 201 if is_new else 200
-    response.headers["Location"] = f"/jobs/{job.id}"
-    return (await show(transaction.session, [job]))[0]
+    return await _created(response, transaction, job, is_new=is_new)
 
 
 @router.get("", responses=examples.shown(examples.page(examples.JOB, "17")))
@@ -153,8 +149,7 @@ async def retry_job(
 ) -> Job:
     """Submit a failed or cancelled job again, as a new one."""
     job = await service.retry(transaction.session, transaction.doorbell, parts.rules, team, job_id)
-    response.headers["Location"] = f"/jobs/{job.id}"
-    return (await show(transaction.session, [job]))[0]
+    return await _created(response, transaction, job, is_new=True)
 
 
 @router.delete("/{job_id}", status_code=204)
@@ -288,6 +283,14 @@ async def job_evaluations(job_id: str, transaction: InTransaction, team: Team) -
         gain=result.get("gain"),
         reward_gain=result.get("reward_gain"),
     )
+
+
+async def _created(
+    response: Response, transaction: Transaction, job: JobRow, *, is_new: bool
+) -> Job:
+    response.status_code = 201 if is_new else 200
+    response.headers["Location"] = f"/jobs/{job.id}"
+    return (await show(transaction.session, [job]))[0]
 
 
 async def _existing(transaction: Transaction, team: str, job_id: str) -> JobRow:

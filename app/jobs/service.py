@@ -71,8 +71,7 @@ async def prepare(
         *rules.problems(spec),
     ]
     if problems:
-        first = problems[0]
-        raise JobInvalid(f"{first.field}: {first.message}", problems)
+        raise JobInvalid.of(problems)
     return Prepared(spec, adjustments, suite)
 
 
@@ -255,31 +254,11 @@ async def resume(session: AsyncSession, doorbell: Doorbell, team: str, job_id: s
     return job
 
 
-async def submit_preflight(
-    session: AsyncSession,
-    doorbell: Doorbell,
-    rules: OperatorRules,
-    *,
-    team: str,
-    requested: JobSpec,
-    idempotency_key: str | None,
-) -> tuple[JobRow, bool]:
-    """Store a job that ends after its pre-flight.
-
-    Raises:
-        JobInvalid: It cannot run.
-        IdempotencyKeyReused: The key came with another body before.
-    """
+def preflight_of(requested: JobSpec) -> JobSpec:
+    """The specification of a job that ends after its pre-flight."""
     only = {"only": True, "cases": requested.preflight.cases or PreflightSpec().cases}
     changed = {"preflight": requested.preflight.model_copy(update=only), "exports": ()}
-    return await submit(
-        session,
-        doorbell,
-        rules,
-        team=team,
-        requested=requested.model_copy(update=changed),
-        idempotency_key=idempotency_key,
-    )
+    return requested.model_copy(update=changed)
 
 
 def _same_request(job: JobRow, request_hash: str) -> JobRow:

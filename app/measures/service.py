@@ -53,7 +53,7 @@ async def preview(
         if r.case_id is not None and r.case_id not in known
     ]
     if problems:
-        raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)
+        raise JobInvalid.of(problems)
     await session.commit()  # measures take their time: the connection goes back
     try:
         outcomes = await asyncio.to_thread(_run, request, suite)
@@ -80,7 +80,10 @@ def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
                 timeout=request.timeout,
                 judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
             )
-            return runner.run(contexts, [None] * len(contexts))
+            try:
+                return runner.run(contexts, [None] * len(contexts))
+            finally:
+                runner.close()
         finally:
             pool.close()
 

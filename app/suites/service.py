@@ -14,15 +14,8 @@ from app.exceptions import FieldProblem, SuiteInvalid, UploadTooLarge
 from app.storage import Storage
 from app.suites import repository
 from dressage.authoring.suite import FieldMapping, Suite, SuiteError
+from dressage.sandbox.loading import Code
 from dressage.sandbox.process import Sandbox, SandboxStartError
-
-NO_CODE: dict[str, Any] = {
-    "tools": [],
-    "measures": [],
-    "reward_functions": [],
-    "rollout_funcs": [],
-    "environments": [],
-}
 
 
 async def receive(
@@ -102,7 +95,7 @@ def _read(
 ) -> tuple[Suite, dict[str, Any]]:
     suite = Suite.from_upload(upload, csv_text=csv_text, mapping=mapping)
     if not any(name.endswith(".py") for name in suite.code):
-        return suite, NO_CODE
+        return suite, Code().contents()
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
         suite.write_code(Path(folder))
         sandbox = Sandbox(Path(folder))

@@ -95,4 +95,4 @@ def _job(spec: SweepSpec, point: dict[str, object]) -> JobSpec:
         ]
     except ValueError as error:
         problems = [FieldProblem(field="grid", message=str(error))]
-    raise JobInvalid(f"{problems[0].field}: {problems[0].message}", problems)
+    raise JobInvalid.of(problems)

@@ -53,6 +53,11 @@ class MeasureRunner:
         rounds = [self._round(at, contexts, workers) for at in range(len(self._rewards))]
         return [list(outcomes) for outcomes in zip(*rounds, strict=True)]
 
+    def close(self) -> None:
+        """Give the judges' connections back."""
+        for judge in self._judges.values():
+            judge.close()
+
     def _round(
         self, at: int, contexts: Sequence[MeasureContext], workers: Sequence[Worker | None]
     ) -> list[Outcome]:

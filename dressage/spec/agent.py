@@ -1,6 +1,7 @@
 """The agent as data: a model, static instructions and tool names."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -68,6 +69,23 @@ class AgentSpec(Spec):
         default=None,
         description="The chat template's `enable_thinking`; its own default unless given.",
     )
+
+    def tool_schemas(
+        self, tools: Sequence[dict[str, Any]], environments: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """What the model is shown, in this order.
+
+        Args:
+            tools: Schemas of all tools in the suite's code.
+            environments: All its environments, each with its `name` and `tools`.
+
+        Raises:
+            KeyError: The code has no such tool or environment.
+        """
+        if self.environment:
+            return list({e["name"]: e["tools"] for e in environments}[self.environment])
+        by_name = {tool["name"]: tool for tool in tools}
+        return [by_name[name] for name in self.tools]
 
     @model_validator(mode="after")
     def _one_source_of_tools(self) -> Self:

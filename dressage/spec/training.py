@@ -166,6 +166,16 @@ class TrainingSpec(Spec):
         default=16_384, ge=64, description="Characters of a tool result shown to the model."
     )
 
+    @property
+    def rollouts_per_step(self) -> int:
+        """Rollouts of one optimizer step, on one GPU."""
+        return self.batch_size * self.gradient_accumulation
+
+    @property
+    def cases_per_step(self) -> int:
+        """Cases of one optimizer step: each has a whole group."""
+        return self.rollouts_per_step // self.num_generations
+
 
 class EvaluationSpec(Spec):
     """Proof of benefit on cases that are never trained on."""

@@ -19,7 +19,7 @@ WORLD = HERE.parent / "file_world"
 sys.path.insert(0, str(WORLD))
 
 from make_files import draw, question
-from supervised import IGNORED, batch_loss
+from supervised import IGNORED, batch_loss, system_turn
 from world import FOLDERS, FileWorld, history
 
 from dressage.authoring.environment import environment_tools
@@ -45,13 +45,8 @@ def train(model, tokenizer, options):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     instructions = json.loads((WORLD / "job.json").read_text())["agent"]["instructions"]
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "system", "content": instructions}, {"role": "user", "content": "@"}],
-        tools=[tool.schema for tool in environment_tools(FileWorld)],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    shared = torch.tensor([encode(rendered[: rendered.index("@")])])
+    tools = [tool.schema for tool in environment_tools(FileWorld)]
+    shared = system_turn(tokenizer, instructions, tools)
     rng = random.Random(0)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=options.learning_rate, betas=(0.9, 0.98), weight_decay=0.01

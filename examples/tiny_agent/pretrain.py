@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "arithmetic"))
 
 from make_cases import draw
-from supervised import IGNORED, batch_loss
+from supervised import IGNORED, batch_loss, system_turn
 from tokenizer import INSTRUCTIONS, build
 from tools import calculate
 from transcripts import CLEAN, MIXED, transcript
@@ -65,13 +65,7 @@ def train(model, tokenizer, options):
     def encode(text):
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    rendered = tokenizer.apply_chat_template(
-        [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": "@"}],
-        tools=[calculate.schema],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    shared = torch.tensor([encode(rendered[: rendered.index("@")])])
+    shared = system_turn(tokenizer, INSTRUCTIONS, [calculate.schema])
     rng = random.Random(options.seed + 1)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]

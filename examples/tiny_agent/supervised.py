@@ -11,6 +11,18 @@ from transformers import DynamicCache
 IGNORED = -100
 
 
+def system_turn(tokenizer, instructions, tools):
+    """-> token ids of everything before the user's text, as one row"""
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "system", "content": instructions}, {"role": "user", "content": "@"}],
+        tools=tools,
+        tokenize=False,
+        add_generation_prompt=True,
+    )
+    start = rendered[: rendered.index("@")]
+    return torch.tensor([tokenizer(start, add_special_tokens=False)["input_ids"]])
+
+
 def batch_loss(model, shared, samples, pad):
     longest = max(len(ids) for ids, _ in samples)
     ids = torch.tensor([i + [pad] * (longest - len(i)) for i, _ in samples])

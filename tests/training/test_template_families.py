@@ -11,19 +11,11 @@ import pytest
 from trl import chat_template_utils as trl_templates
 
 from dressage.spec.event import TokenRole
+from tests.training.test_template import TOOL
 from worker.training.failures import RunFailure
 from worker.training.rollout.template import ConversationTemplate
 
 CONTROL = re.compile(r"<\|?[A-Za-z_]+\|?>|\[/?[A-Z_]{3,}\]")
-CALCULATE = {
-    "name": "calculate",
-    "description": "Evaluate arithmetic.",
-    "parameters": {
-        "type": "object",
-        "properties": {"expression": {"type": "string"}},
-        "required": ["expression"],
-    },
-}
 # name: tokens that end a turn, the tokenizer's own first
 WITH_TOOLS = {
     "qwen2_5": ["<|im_end|>"],
@@ -74,7 +66,7 @@ MISTRAL_CALLS = {
 def family(tokenizer):
     """`family(template text, [end tokens], …)`: a conversation template of that family."""
 
-    def make(text, ends, tools=(CALCULATE,), **options):
+    def make(text, ends, tools=(TOOL,), **options):
         own = copy.deepcopy(tokenizer)
         own.add_tokens(sorted({*CONTROL.findall(text), *ends}))
         own.chat_template, own.eos_token, own.response_template = text, ends[0], None

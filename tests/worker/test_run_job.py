@@ -213,11 +213,22 @@ def test_a_deleted_jobs_files_go_unless_another_has_the_same(api, submit, contex
     assert not stored.exists()
 
 
-def test_a_running_job_is_paused_by_its_child(api, submit, context):
-    job = submit("pausable")
-    thread = threading.Thread(target=work, args=(context,))
-    thread.start()
-    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+@pytest.fixture
+def in_training(api, submit, context):
+    """`in_training("name")`: a job and the thread of its worker, once its child trains."""
+
+    def go(name):
+        job = submit(name)
+        thread = threading.Thread(target=work, args=(context,))
+        thread.start()
+        wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+        return job, thread
+
+    return go
+
+
+def test_a_running_job_is_paused_by_its_child(api, in_training):
+    job, thread = in_training("pausable")
     assert api.post(f"/jobs/{job}/pause").json()["status"] == "pausing"
     thread.join(20)
     paused = api.get(f"/jobs/{job}").json()
@@ -225,21 +236,15 @@ def test_a_running_job_is_paused_by_its_child(api, submit, context):
     assert statuses(api, job)[-2:] == ["pausing", "paused"]
 
 
-def test_a_job_that_ends_before_it_notices_its_pause_has_ended(api, submit, context):
-    job = submit("deaf to pauses")
-    thread = threading.Thread(target=work, args=(context,))
-    thread.start()
-    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+def test_a_job_that_ends_before_it_notices_its_pause_has_ended(api, in_training):
+    job, thread = in_training("deaf to pauses")
     assert api.post(f"/jobs/{job}/pause").json()["status"] == "pausing"
     thread.join(20)
     assert api.get(f"/jobs/{job}").json()["status"] == "succeeded"
 
 
-def test_a_worker_that_stops_leaves_a_pausing_job_paused(api, submit, context):
-    job = submit("hang")
-    thread = threading.Thread(target=work, args=(context,))
-    thread.start()
-    wait_for(lambda: api.get(f"/jobs/{job}").json()["status"] == "training", 20)
+def test_a_worker_that_stops_leaves_a_pausing_job_paused(api, in_training, context):
+    job, thread = in_training("hang")
     api.post(f"/jobs/{job}/pause")
     context.stopping.set()
     thread.join(20)

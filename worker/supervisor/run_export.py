@@ -24,7 +24,6 @@ from app.queue.exports import (
 )
 from app.suites.service import load
 from dressage.authoring.suite import Suite
-from dressage.spec.agent import AgentSpec
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
@@ -84,7 +83,7 @@ def _prepare(
         lease,
         job_spec,
         load(context.storage, suite),
-        _agent_tools(suite, job_spec.agent),
+        job_spec.agent.tool_schemas(suite.tools, suite.environments),
         ArtifactKind(trained.kind),
     )
     (run / SPEC).write_text(spec.model_dump_json(indent=1))
@@ -105,14 +104,6 @@ def _export_spec(
             "context_length": PROMPT_TOKENS + job.training.max_completion_length,
         }
     )
-
-
-def _agent_tools(suite: SuiteRow, agent: AgentSpec) -> list[dict[str, Any]]:
-    if agent.environment:
-        by_name = {environment["name"]: environment for environment in suite.environments}
-        tools: list[dict[str, Any]] = by_name[agent.environment]["tools"]
-        return tools
-    return [tool for tool in suite.tools if tool["name"] in agent.tools]
 
 
 async def _run(context: WorkerContext, sessions: Sessions, lease: ExportLease, run: Path) -> None:

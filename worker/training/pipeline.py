@@ -3,7 +3,6 @@
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ import torch
 from transformers import set_seed
 
 from dressage.authoring.suite import Suite
-from dressage.sandbox.isolation import Isolation, strongest
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import Evaluation, EventType
 from dressage.spec.job import JobSpec
@@ -42,6 +39,7 @@ from worker.training.update.trainer import (
     require_reporters,
     unscored_message,
 )
+from worker.training.user_code import user_code
 
 log = logging.getLogger(__name__)
 
@@ -60,20 +58,8 @@ def run_job(run: RunDirectory) -> None:
     job, previous = spec.job, tuple(Path(path) for path in spec.previous)
     run.emit(EventType.STATUS, status=JobStatus.PREPARING)
     suite = Suite.from_path(run.path / SUITE)
-    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as code:
-        suite.write_code(Path(code))
-        walls = strongest(network=job.resources.network)
-        log.info("the suite's code runs behind: %s", walls)
-        if walls.isolation is Isolation.LIMITS:
-            log.warning("this host can only limit the suite's code, not isolate it")
-        try:
-            pool = WorkerPool(Sandbox(Path(code), walls=walls), size=SANDBOX_WORKERS)
-        except SandboxStartError as error:
-            raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
-        try:
-            _run(run, job, suite, pool, previous)
-        finally:
-            pool.close()
+    with user_code(suite, network=job.resources.network, size=SANDBOX_WORKERS) as pool:
+        _run(run, job, suite, pool, previous)
 
 
 def _run(
@@ -182,7 +168,7 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
     tokenizer = load_tokenizer(job.agent.model)
     template = ConversationTemplate(
         tokenizer,
-        _agent_tools(job, pool.sandbox),
+        job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments),
         end_ids=end_ids(job.agent.model, tokenizer),
         response_template=job.agent.response_template,
         thinking=job.agent.thinking,
@@ -239,19 +225,6 @@ def _engine(
             tool_output=training.max_tool_output,
         ),
     )
-
-
-def _agent_tools(job: JobSpec, sandbox: Sandbox) -> list[dict[str, Any]]:
-    """The schemas of the agent's tools, as its suite's code gives them."""
-    if job.agent.environment:
-        tools: list[dict[str, Any]] = next(
-            environment["tools"]
-            for environment in sandbox.environments
-            if environment["name"] == job.agent.environment
-        )
-        return tools
-    by_name = {tool["name"]: tool for tool in sandbox.tools}
-    return [by_name[name] for name in job.agent.tools]
 
 
 class HeldOut:

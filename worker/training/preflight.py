@@ -19,7 +19,7 @@ from dressage.spec.suite import Case
 from worker.training.attack import attack, hackable
 from worker.training.failures import RunFailure
 from worker.training.parts import Parts
-from worker.training.rewards.weighted import Scored
+from worker.training.rewards.weighted import Scored, grouped
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
@@ -75,12 +75,11 @@ def _play(job: JobSpec, parts: Parts, sample: Sequence[Case]) -> list[Scored]:
     """A whole group for every case, as many side by side as in training."""
     training = job.training
     pairs = [(case, index) for case in sample for index in range(training.num_generations)]
-    at_once = training.batch_size * training.gradient_accumulation
     generate = parts.trainer.generator(training.temperature)
     scored: list[Scored] = []
-    for at in range(0, len(pairs), at_once):
-        seed = derived_seed(training.seed, NAME, at)
-        episodes = parts.engine.play(pairs[at : at + at_once], generate, generate.end_ids, seed)
+    for at, batch in enumerate(grouped(pairs, training.rollouts_per_step)):
+        seed = derived_seed(training.seed, NAME, at * training.rollouts_per_step)
+        episodes = parts.engine.play(batch, generate, generate.end_ids, seed)
         scored += parts.scorer.score(episodes)
     return scored
 
@@ -90,12 +89,13 @@ def _report(
 ) -> PreflightReport:
     training = job.training
     size = training.num_generations
-    groups = [scored[at : at + size] for at in range(0, len(scored), size)]
+    groups = grouped(scored, size)
     rewards = [one.reward for one in scored if one.reward is not None]
     episodes = [one.episode for one in scored]
     calls = sum(len(episode.tool_calls) for episode in episodes)
-    per_step = training.batch_size * training.gradient_accumulation
-    seconds = per_step * timing.rollout + training.gradient_accumulation * timing.update
+    seconds = (
+        training.rollouts_per_step * timing.rollout + training.gradient_accumulation * timing.update
+    )
     steps = parts.trainer.planned_steps
     return PreflightReport(
         verdict="go",

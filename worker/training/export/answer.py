@@ -1,7 +1,6 @@
 """Asks a trained agent, with the template, tools and sandbox it was trained with."""
 
 import re
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dressage.authoring.suite import Suite
-from dressage.sandbox.isolation import strongest
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.generation import GeneratedAnswer, GenerationSpec
 from dressage.spec.job import JobSpec
@@ -23,6 +20,7 @@ from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEng
 from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollout.template import ConversationTemplate
 from worker.training.update.model import context_length, end_ids, load_model
+from worker.training.user_code import user_code
 
 WORKERS = 4
 OBSERVED_TOKENS = 4096  # room for what tools answer, beside what the model writes
@@ -47,17 +45,8 @@ def answer(
             trained, dtype=getattr(torch, job.training.dtype)
         )
         model = model if use_cpu else model.to("cuda")
-    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
-        suite.write_code(Path(folder))
-        walls = strongest(network=job.resources.network)
-        try:
-            pool = WorkerPool(Sandbox(Path(folder), walls=walls), size=WORKERS)
-        except SandboxStartError as error:
-            raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
-        try:
-            return _conversation(job, request, suite, pool, model, tokenizer)
-        finally:
-            pool.close()
+    with user_code(suite, network=job.resources.network, size=WORKERS) as pool:
+        return _conversation(job, request, suite, pool, model, tokenizer)
 
 
 def _conversation(
@@ -69,7 +58,10 @@ def _conversation(
     tokenizer: Any,
 ) -> GeneratedAnswer:
     ends = end_ids(job.agent.model, tokenizer)
-    tools = _tools(job, request, pool.sandbox)
+    agent = job.agent
+    if request.tools is not None:
+        agent = agent.model_copy(update={"tools": request.tools, "environment": None})
+    tools = agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
     template = ConversationTemplate(
         tokenizer,
         tools,
@@ -83,7 +75,7 @@ def _conversation(
         template=template,
         agent=AgentParts(
             instructions or None,
-            job.agent.environment if request.tools is None else None,
+            agent.environment,
             request.seed,
         ),
         pool=pool,
@@ -129,13 +121,3 @@ def _case(request: GenerationSpec, suite: Suite) -> Case:
     if request.case_id is not None:
         return next(case for case in suite.cases if case.id == request.case_id)
     return Case(id="request", input=request.messages or request.prompt or "")
-
-
-def _tools(job: JobSpec, request: GenerationSpec, sandbox: Sandbox) -> list[dict[str, Any]]:
-    by_name = {tool["name"]: tool for tool in sandbox.tools}
-    if request.tools is not None:
-        return [by_name[name] for name in request.tools]
-    if job.agent.environment:
-        found = {e["name"]: e["tools"] for e in sandbox.environments}
-        return list(found[job.agent.environment])
-    return [by_name[name] for name in job.agent.tools]

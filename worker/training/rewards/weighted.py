@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from dressage.authoring.measure import AssistantMessage, MeasureContext
 from dressage.measuring.combine import combined, verdicts_of
@@ -11,6 +12,8 @@ from dressage.sandbox.process import Outcome, Worker
 from dressage.spec.event import MeasureVerdict
 from dressage.spec.measure import RewardSpec
 from worker.training.rollout.episode import Episode
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,5 +85,11 @@ def group_rewards(rewards: Sequence[float | None], size: int) -> list[float | No
         rewards: Group after group, `size` each.
         size: Rollouts in a group.
     """
-    groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
-    return [None if None in group else reward for group in groups for reward in group]
+    return [
+        None if None in group else reward for group in grouped(rewards, size) for reward in group
+    ]
+
+
+def grouped(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Cut what lies group after group into its groups."""
+    return [items[at : at + size] for at in range(0, len(items), size)]

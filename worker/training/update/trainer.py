@@ -30,7 +30,7 @@ from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
 from worker.training.checkpoints import mark_complete
 from worker.training.failures import RunFailure
-from worker.training.rewards.weighted import Scored, Scorer, group_rewards
+from worker.training.rewards.weighted import Scored, Scorer, group_rewards, grouped
 from worker.training.rollout.engine import Engine
 from worker.training.rollout.episode import Episode
 from worker.training.rollout.generate import Sampling, TransformersGenerator
@@ -172,9 +172,7 @@ class JobTrainer(GRPOTrainer):
         base.eval()
         for at in range(0, len(episodes), self._spec.batch_size):
             batch = episodes[at : at + self._spec.batch_size]
-            rows = [torch.tensor(e.prompt_ids + e.completion_ids) for e in batch]
-            ids = pad_sequence(rows, batch_first=True, padding_value=0).to(device)
-            attention = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+            ids, attention = _padded(batch, device)
             weights = [self.echo.weights([e])[0] for e in batch]
             selected = (
                 pad_sequence(
@@ -186,7 +184,7 @@ class JobTrainer(GRPOTrainer):
                 ).to(device)[:, 1:]
                 > 0
             )
-            hidden = base.base_model(ids, attention_mask=attention.to(device)).last_hidden_state
+            hidden = base.base_model(ids, attention_mask=attention).last_hidden_state
             losses.append(
                 cross_entropy_at_one(
                     hidden[:, :-1][selected],
@@ -204,8 +202,7 @@ class JobTrainer(GRPOTrainer):
         """Optimizer steps that training will have."""
         if self._spec.max_steps:
             return self._spec.max_steps
-        rollouts = self._spec.batch_size * self._spec.gradient_accumulation
-        per_epoch = len(self._cases) // (rollouts // self._spec.num_generations)
+        per_epoch = len(self._cases) // self._spec.cases_per_step
         return math.ceil(self._spec.epochs * per_epoch)
 
     def trial_update(self, episodes: Sequence[Episode]) -> int:
@@ -218,12 +215,8 @@ class JobTrainer(GRPOTrainer):
             RunFailure: It does not fit.
         """
         longest = sorted(episodes, key=lambda e: -len(e.prompt_ids) - len(e.completion_ids))
-        rows = [
-            torch.tensor(e.prompt_ids + e.completion_ids) for e in longest[: self._spec.batch_size]
-        ]
         device = self.accelerator.device
-        ids = pad_sequence(rows, batch_first=True).to(device)
-        attention = pad_sequence([torch.ones_like(r) for r in rows], batch_first=True).to(device)
+        ids, attention = _padded(longest[: self._spec.batch_size], device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         devices = [device] if device.type == "cuda" else []
@@ -236,7 +229,7 @@ class JobTrainer(GRPOTrainer):
         except torch.OutOfMemoryError as error:
             raise RunFailure(
                 Reason.OUT_OF_MEMORY,
-                f"one update of {len(rows)} rollouts, the longest of {ids.shape[1]} tokens, does "
+                f"one update of {len(ids)} rollouts, the longest of {ids.shape[1]} tokens, does "
                 f"not fit into memory; lower batch_size and raise gradient_accumulation. {error}",
             ) from None
         finally:
@@ -301,7 +294,7 @@ class JobTrainer(GRPOTrainer):
         """Play other cases in place of groups that teach nothing, as DAPO does (2503.14476)."""
         size, self._resampled = self.num_generations, 0
         for attempt in range(self._spec.resample_dead_groups):
-            groups = [self._scored[at : at + size] for at in range(0, len(self._scored), size)]
+            groups = grouped(self._scored, size)
             dead = [at for at, g in enumerate(groups) if is_dead([s.reward for s in g])]
             if not dead:
                 return
@@ -332,7 +325,7 @@ class JobTrainer(GRPOTrainer):
         episodes = [scored.episode for scored in self._scored]
         size = self.num_generations
         rewards = group_rewards([scored.reward for scored in self._scored], size)
-        groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+        groups = grouped(rewards, size)
         self.governor.observe(groups)
         calls = sum(len(episode.tool_calls) for episode in episodes)
         values = {
@@ -460,6 +453,14 @@ def unscored_message(scored: Sequence[Scored]) -> str:
         return f"the environment fails in every rollout: {lost}"
     failed = next(v for s in scored for v in s.verdicts if v.value is None)
     return f"the measure {failed.measure!r} fails on every rollout: {failed.reason}"
+
+
+def _padded(episodes: Sequence[Episode], device: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids of whole episodes and their attention mask, (B, longest), padded on the right."""
+    rows = [torch.tensor(e.prompt_ids + e.completion_ids) for e in episodes]
+    ids = pad_sequence(rows, batch_first=True)
+    attention = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return ids.to(device), attention.to(device)
 
 
 def _mean(values: list[float]) -> float:
