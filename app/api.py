@@ -4,13 +4,18 @@ from fastapi import APIRouter
 from sqlalchemy import text
 
 from app.artifacts.endpoints import router as artifacts
-from app.dependencies import InTransaction
+from app.auth.endpoints import router as keys
+from app.db.engine import unit_of_work
+from app.dependencies import Parts
 from app.exceptions import PROBLEM_RESPONSES
 from app.generations.endpoints import router as generations
 from app.jobs.endpoints import router as jobs
 from app.measures.endpoints import router as measures
 from app.suites.endpoints import router as suites
 from app.sweeps.endpoints import router as sweeps
+from app.teams.endpoints import router as teams
+from app.webhooks.endpoints import router as webhooks
+from app.workers.endpoints import router as workers
 
 router = APIRouter(responses=PROBLEM_RESPONSES)
 router.include_router(suites)
@@ -19,6 +24,10 @@ router.include_router(artifacts)
 router.include_router(measures)
 router.include_router(sweeps)
 router.include_router(generations)
+router.include_router(workers)
+router.include_router(teams)
+router.include_router(keys)
+router.include_router(webhooks)
 
 
 @router.get("/healthz", tags=["service"])
@@ -28,7 +37,8 @@ async def healthz() -> dict[str, str]:
 
 
 @router.get("/readyz", tags=["service"])
-async def readyz(transaction: InTransaction) -> dict[str, str]:
+async def readyz(parts: Parts) -> dict[str, str]:
     """The database answers, too."""
-    await transaction.session.execute(text("SELECT 1"))
+    async with unit_of_work(parts.sessions) as session:
+        await session.execute(text("SELECT 1"))
     return {"status": "ready"}

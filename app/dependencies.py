@@ -1,20 +1,28 @@
-"""What endpoints are given: one transaction a request, the team, the parts of the service."""
+"""What endpoints are given: who asks, one transaction a request, the parts of the service."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from celery import Celery
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Query, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.auth import audit
+from app.auth.keys import Caller, Keyring
+from app.auth.limits import RateLimiter
 from app.db.engine import Sessions, unit_of_work
-from app.exceptions import InvalidRequest
+from app.exceptions import InvalidRequest, NotAllowed, Unauthorized
+from app.jobs.feed import Feed
 from app.jobs.rules import OperatorRules
+from app.outbound import AllowedAddresses
 from app.queue.doorbell import Doorbell, ring
 from app.storage import Storage
+from dressage.spec.team import Role
 
-DEFAULT_TEAM = "default"
+READS = ("GET", "HEAD")
+bearer = HTTPBearer(auto_error=False, description="An API key: `drs_…`")
 
 
 @dataclass(frozen=True)
@@ -22,9 +30,13 @@ class Services:
     """Built once at start; lives in `request.app.state.services`."""
 
     sessions: Sessions
+    keyring: Keyring
+    limiter: RateLimiter
+    feed: Feed
     celery: Celery
     storage: Storage
     rules: OperatorRules
+    outbound: AllowedAddresses
     max_upload_bytes: int
 
 
@@ -34,33 +46,104 @@ def services(request: Request) -> Services:
     return found
 
 
-@dataclass(frozen=True)
-class Transaction:
-    """A session, and the rings to send once it is committed."""
+async def who_asks(
+    request: Request,
+    parts: Annotated[Services, Depends(services)],
+    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+) -> Caller:
+    """The caller, by the key in the request.
 
-    session: AsyncSession
-    doorbell: Doorbell
-    celery: Celery
+    Raises:
+        Unauthorized: There is no key, or not a valid one.
+        NotAllowed: A viewer wants to change something.
+        TooManyRequests: The key has asked too often.
+    """
+    caller = await parts.keyring.identify(credentials.credentials) if credentials else None
+    if caller is None:
+        raise Unauthorized(
+            "send a valid API key: `Authorization: Bearer drs_…`; an operator makes one with "
+            "`dressage keys create`"
+        )
+    parts.limiter.count(caller)
+    if caller.role is Role.VIEWER and request.method not in READS:
+        raise NotAllowed("this key is a viewer's: it may look, but change nothing")
+    return caller
+
+
+WhoAsks = Annotated[Caller, Depends(who_asks)]
+
+
+def operator(caller: WhoAsks) -> None:
+    """Only who runs the service.
+
+    Raises:
+        NotAllowed: The key has another role.
+    """
+    if caller.role is not Role.OPERATOR:
+        raise NotAllowed("only an operator's key may do this")
+
+
+def scope(caller: WhoAsks) -> str | None:
+    """The team whose things the caller sees; None: every team's."""
+    return caller.scope
+
+
+def team(caller: WhoAsks) -> str:
+    """The team that new things belong to."""
+    return caller.team
+
+
+class Transaction:
+    """A session, who changes something in it, and the rings to send once it is committed."""
+
+    def __init__(self, session: AsyncSession, celery: Celery, note: Callable[[], None]) -> None:
+        self.session, self.doorbell = session, Doorbell()
+        self._celery, self._note = celery, note
+        self._noted = False
+
+    def note(self) -> None:
+        """Write the change down, in the transaction that makes it."""
+        if not self._noted:
+            self._noted = True
+            self._note()
 
     def ring(self) -> None:
         """Send the rings of what is committed."""
         for queue in self.doorbell.take():
-            ring(self.celery, queue)
+            ring(self._celery, queue)
+
+    async def commit(self) -> None:
+        """Commit before the answer is ready; nothing can be written after it."""
+        self.note()
+        await self.session.commit()
+        self.ring()
 
 
 async def transaction(
+    request: Request,
+    response: Response,
     services: Annotated[Services, Depends(services)],
+    caller: WhoAsks,
 ) -> AsyncIterator[Transaction]:
-    """One transaction for one request, committed before the answer is sent."""
+    """One transaction for one request, committed before the answer is sent.
+
+    What it changes is written down in it, with who did it.
+    """
+
+    def note() -> None:
+        if request.method not in READS and not request.query_params.get("dry_run"):
+            audit.note(
+                session,
+                caller,
+                action=f"{request.method} {request.scope['route'].path}",
+                target=response.headers.get("location", request.url.path),
+            )
+
     async with unit_of_work(services.sessions) as session:
-        given = Transaction(session, Doorbell(), services.celery)
+        given = Transaction(session, services.celery, note)
         yield given
+        given.note()
     given.ring()
-
-
-def team() -> str:
-    """The team that asks. One machine without keys has one team."""
-    return DEFAULT_TEAM
 
 
 def cursor_position(
@@ -75,6 +158,8 @@ def cursor_position(
 
 
 InTransaction = Annotated[Transaction, Depends(transaction, scope="function")]
+OperatorOnly = Depends(operator)
+Scope = Annotated[str | None, Depends(scope)]
 Team = Annotated[str, Depends(team)]
 Parts = Annotated[Services, Depends(services)]
 Position = Annotated[int | None, Depends(cursor_position)]

@@ -179,3 +179,111 @@ def page(item: dict[str, Any], next_cursor: str | None = None) -> dict[str, Any]
 def shown(example: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
     """The `responses` entry that shows an example."""
     return {status: {"content": {"application/json": {"example": example}}}}
+
+
+WAIT = {
+    "position": 2,
+    "obstacle": "busy",
+    "reason": "no free GPU; behind 1 queued jobs",
+    "estimated_start": {"earliest": "2026-11-02T09:48:00Z", "latest": "2026-11-02T10:14:00Z"},
+    "looked_at": TIME,
+}
+QUEUE = {
+    "items": [
+        {
+            **WAIT,
+            "job_id": "job_a59890ef5203c3918052",
+            "name": "calculator-agent",
+            "team": "default",
+            "priority": "normal",
+            "gpus": 1,
+            "queued_at": TIME,
+        }
+    ],
+    "running": 4,
+    "gpus": 4,
+    "gpus_free": 0,
+}
+WORKER = {
+    "id": "gpu-1-4711-0a1b2c",
+    "hostname": "gpu-1",
+    "queue": "training",
+    "gpus": 4,
+    "gpu_type": "NVIDIA H100 80GB HBM3",
+    "gpu_memory_gb": 79.6,
+    "labels": ["nvlink"],
+    "versions": {"python": "3.11.9", "torch": "2.13.0", "trl": "1.16.0", "driver": "580.65"},
+    "state": "active",
+    "state_reason": None,
+    "jobs": ["job_a59890ef5203c3918052"],
+    "started_at": TIME,
+    "heartbeat_at": TIME,
+}
+LIMITS = {"weight": 2, "max_running_gpus": 4, "gpu_seconds_per_day": 172800}
+TEAM = {
+    "name": "search",
+    **LIMITS,
+    "max_queued_jobs": None,
+    "gpu_seconds_per_month": None,
+    "max_storage_bytes": None,
+    "running_gpus": 1,
+    "queued_jobs": 2,
+    "storage_bytes": 1105920,
+    "created_at": TIME,
+}
+KEY_SPEC = {"team": "search", "role": "submitter", "name": "nightly runs"}
+KEY = {
+    "id": "key_0f1e2d3c4b5a69788796",
+    **KEY_SPEC,
+    "prefix": "drs_Zk3p9QaX",
+    "requests_per_minute": None,
+    "created_at": TIME,
+    "expires_at": None,
+    "revoked_at": None,
+}
+NEW_KEY = {**KEY, "secret": "drs_Zk3p9QaX0u7c1mJt5yWvB2nHs8dLr4eF6gKoTiPqMxA"}
+USAGE = {
+    "since": "2026-10-03T09:30:00Z",
+    "until": TIME,
+    "items": [{"team": "search", "attempts": 12, "gpu_seconds": 86400.0, "seconds": 86400.0}],
+}
+AUDIT = {
+    "time": TIME,
+    "team": "search",
+    "key_id": "key_0f1e2d3c4b5a69788796",
+    "action": "POST /jobs/{job_id}/cancel",
+    "target": "/jobs/job_a59890ef5203c3918052/cancel",
+}
+WEBHOOK_SPEC = {
+    "url": "https://ci.example.com/hooks/dressage",
+    "statuses": ["succeeded", "failed"],
+}
+WEBHOOK = {
+    "id": "webhook_1a2b3c4d5e6f70819203",
+    "team": "search",
+    **WEBHOOK_SPEC,
+    "created_at": TIME,
+}
+NEW_WEBHOOK = {**WEBHOOK, "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw9QF3bH1xT0c="}
+DELIVERY = {
+    "id": "msg_9c8b7a6f5e4d3c2b1a09",
+    "status": "delivered",
+    "attempts": 1,
+    "next_at": None,
+    "last_status": 200,
+    "last_error": None,
+    "payload": {
+        "type": "job.succeeded",
+        "timestamp": TIME,
+        "data": {
+            "job_id": "job_a59890ef5203c3918052",
+            "team": "search",
+            "name": "calculator-agent",
+            "status": "succeeded",
+            "reason": "completed",
+            "message": None,
+        },
+    },
+    "created_at": TIME,
+    "finished_at": TIME,
+}

@@ -3,6 +3,7 @@
 The tree opens the file; the handlers that turn it into `application/problem+json` close it.
 """
 
+import math
 from typing import Any, ClassVar
 
 import structlog
@@ -11,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import DataError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
 log = structlog.get_logger()
@@ -45,6 +47,34 @@ class ServiceError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.errors = errors or []
+
+
+class Unauthorized(ServiceError):
+    """There is no key, or not a valid one."""
+
+    status, code = 401, "unauthorized"
+
+
+class NotAllowed(ServiceError):
+    """The key's role does not allow it."""
+
+    status, code = 403, "not_allowed"
+
+
+class QuotaExceeded(ServiceError):
+    """The team has what it may have."""
+
+    status, code = 403, "quota_exceeded"
+
+
+class TooManyRequests(ServiceError):
+    """The key asks too often."""
+
+    status, code = 429, "too_many_requests"
+
+    def __init__(self, wait_seconds: float) -> None:
+        super().__init__(f"this key asks too often; wait {wait_seconds:.1f} s")
+        self.wait_seconds = wait_seconds
 
 
 class NotFound(ServiceError):
@@ -137,6 +167,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(HTTPException, _http_error)
     api.add_exception_handler(OperationalError, _database_error)
     api.add_exception_handler(InterfaceError, _database_error)
+    api.add_exception_handler(PoolTimeout, _database_error)
     api.add_exception_handler(DataError, _data_error)
     api.add_exception_handler(Exception, _unexpected)
 
@@ -154,7 +185,12 @@ def _respond(
 
 async def _service_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServiceError)
-    return _respond(error.status, error.code, error.detail, error.errors)
+    response = _respond(error.status, error.code, error.detail, error.errors)
+    if isinstance(error, Unauthorized):
+        response.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, TooManyRequests):
+        response.headers["Retry-After"] = str(math.ceil(error.wait_seconds))
+    return response
 
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:

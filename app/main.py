@@ -1,5 +1,6 @@
 """The API process: `uvicorn --factory app.main:create_app`."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,9 +10,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
 
 from app.api import router
-from app.db.engine import create_engine, create_sessions
+from app.auth import keys
+from app.auth.keys import Keyring
+from app.auth.limits import RateLimiter
+from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
 from app.dependencies import Services
 from app.exceptions import add_handlers
+from app.jobs.feed import Feed
 from app.jobs.rules import OperatorRules
 from app.queue.celery_options import create_celery
 from app.settings import Settings
@@ -27,8 +32,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        sessions = create_sessions(engine)
+        await _require_operator(sessions)
+        feed = Feed(sessions, settings.libpq_url)
         api.state.services = Services(
-            sessions=create_sessions(engine),
+            sessions=sessions,
+            keyring=Keyring(sessions),
+            limiter=RateLimiter(settings.requests_per_minute),
+            feed=feed,
             celery=create_celery(settings.celery_url),
             storage=Storage(settings.storage_dir),
             rules=OperatorRules(
@@ -37,9 +48,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 allow_network=settings.allow_network,
                 judge_urls=tuple(url.rstrip("/") for url in settings.judge_urls),
             ),
+            outbound=settings.outbound,
             max_upload_bytes=settings.max_upload_bytes,
         )
+        listening = asyncio.create_task(feed.listen())
         yield
+        listening.cancel()
         await engine.dispose()
 
     api = FastAPI(
@@ -70,3 +84,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         return RedirectResponse("/docs")
 
     return api
+
+
+async def _require_operator(sessions: Sessions) -> None:
+    """Nobody could use a service without keys, so it does not start."""
+    async with unit_of_work(sessions) as session:
+        if not await keys.any_operator(session):
+            raise SystemExit("there is no operator key: make one with python -m app.auth.first_key")

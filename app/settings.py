@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.outbound import AllowedAddresses
+from app.queue.retries import RetryPolicy
 
 
 class Settings(BaseSettings):
@@ -19,8 +22,21 @@ class Settings(BaseSettings):
         "other's jobs."
     )
     max_upload_bytes: int = Field(default=512 * 1024**2, gt=0)
-    lease_seconds: float = Field(default=30, gt=0, description="How long a silent worker owns.")
-    max_attempts: int = Field(default=3, ge=1, description="Tries of a job whose worker dies.")
+    lease_seconds: float = Field(
+        default=90,
+        gt=0,
+        description="How long a silent worker owns its job. For most of it training goes on "
+        "without a database.",
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, description="Tries of a job that fails for no fault of its own."
+    )
+    retry_back_off_seconds: float = Field(
+        default=10, ge=0, description="Before the third try; doubled for each one after it."
+    )
+    stall_seconds: float = Field(
+        default=1800, gt=0, description="A run without progress for so long is started again."
+    )
     models_dir: Path | None = Field(
         default=None, description="If set, local model directories must lie below it."
     )
@@ -35,7 +51,33 @@ class Settings(BaseSettings):
         description="Base URLs of the endpoints that LLM judges may use. Their bearer token is "
         "`DRESSAGE_JUDGE_KEY`.",
     )
+    outbound_networks: list[str] = Field(
+        default_factory=list,
+        description="Private networks (CIDR) that webhooks may reach, beside public addresses.",
+    )
+    requests_per_minute: int = Field(
+        default=6000, ge=0, description="Of one key, in one API process; 0 is no limit."
+    )
     gpus: int | None = Field(default=None, ge=0, description="Of this worker; counted if unset.")
+    worker_labels: list[str] = Field(
+        default_factory=list, description="Of this worker; jobs may ask for them."
+    )
+
+    @field_validator("outbound_networks")
+    @classmethod
+    def _are_networks(cls, networks: list[str]) -> list[str]:
+        AllowedAddresses.of(networks)
+        return networks
+
+    @property
+    def outbound(self) -> AllowedAddresses:
+        """Where the service may connect to when users give an address."""
+        return AllowedAddresses.of(self.outbound_networks)
+
+    @property
+    def retry_policy(self) -> RetryPolicy:
+        """How often, and how soon, a job is tried again."""
+        return RetryPolicy(self.max_attempts, self.retry_back_off_seconds)
 
     @property
     def libpq_url(self) -> str:

@@ -1,6 +1,7 @@
 """The main job, end to end: start the service, train, prove the gain, download, run the GGUF."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dressage.cli.watching import watch_job
-from dressage.client import Client, ServiceUnreachable
+from dressage.client import Client
+from dressage.client.config import stored_key
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.status import JobStatus
 from worker.training.export.gguf import GgufModel
@@ -31,12 +33,14 @@ def main():
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="dressage-demo-") as folder:
         Path(folder).chmod(0o711)  # as root the databases run as another user
+        os.environ["XDG_CONFIG_HOME"] = f"{folder}/config"  # the key of a service that soon is gone
         stack = subprocess.Popen(
             [ROOT / ".venv/bin/dressage", "up", "--data-dir", f"{folder}/data", "--port", str(port)]
         )
         try:
-            with Client(f"http://127.0.0.1:{port}") as client:
-                wait_until_up(client, stack)
+            url = f"http://127.0.0.1:{port}"
+            wait_until_up(url, stack)
+            with Client(url) as client:
                 return run(client, Path(folder) / "files")
         finally:
             stack.send_signal(signal.SIGINT)
@@ -118,15 +122,11 @@ def expectations(client, suite):
             return expected
 
 
-def wait_until_up(client, stack):
-    while True:
+def wait_until_up(url, stack):
+    while stored_key(url) is None:  # kept when everything is up
         if stack.poll() is not None:
             sys.exit("demo: the service did not start")
-        try:
-            client.jobs(limit=1)
-            return
-        except ServiceUnreachable:
-            time.sleep(0.3)
+        time.sleep(0.3)
 
 
 def free_port():

@@ -1,5 +1,6 @@
 """Real servers for all tests: PostgreSQL and Valkey on unix sockets, one database per test."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -23,6 +24,9 @@ ROOT = Path(__file__).resolve().parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"
 TINY_MODEL = ROOT / "examples" / "tiny_agent" / "model"
 
+# Of team `default`, in every test's database.
+KEYS = {role: f"drs_{role}_of_the_tests" for role in ("operator", "submitter", "viewer")}
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
@@ -45,11 +49,15 @@ def servers():
         while not program.program.ready():
             assert program.pid, program.last_lines()
     postgres.create_database()
-    subprocess.run(
-        [sys.executable, "-m", "app.db.migrate"],
-        env={**os.environ, **service_environment(postgres.url, valkey.url, root)},
-        check=True,
-    )
+    environment = {**os.environ, **service_environment(postgres.url, valkey.url, root)}
+    subprocess.run([sys.executable, "-m", "app.db.migrate"], env=environment, check=True)
+    with psycopg.connect(postgres.url) as connection:
+        for role, key in KEYS.items():
+            connection.execute(
+                "INSERT INTO keys (id, team, name, role, prefix, sha256) "
+                "VALUES (%s, 'default', '', %s, %s, %s)",
+                (f"key_{role}", role, key[:12], hashlib.sha256(key.encode()).hexdigest()),
+            )
     yield postgres, valkey
     for program in kept:
         program.stop()
@@ -86,13 +94,20 @@ def settings(database_url, servers, tmp_path):
         storage_dir=tmp_path / "artifacts",
         runs_dir=tmp_path / "runs",
         max_upload_bytes=2_000_000,
+        requests_per_minute=0,
     )
 
 
 @pytest.fixture
 def api(settings):
-    with TestClient(create_app(settings), raise_server_exceptions=False) as client:
+    """The service, asked by an operator."""
+    app = create_app(settings)
+    with TestClient(app, raise_server_exceptions=False, headers=bearer("operator")) as client:
         yield client
+
+
+def bearer(role):
+    return {"Authorization": f"Bearer {KEYS[role]}"}
 
 
 @pytest.fixture(scope="session")

@@ -1,38 +1,80 @@
-"""`python -m worker.scheduler`: once a second, end expired leases and ring for waiting work.
+"""`python -m worker.scheduler`: once a second, end silent leases, explain the queue, ring.
 
-A loop of its own and not a Celery task: expired leases must be ended also while Redis is down.
+A loop of its own and not a Celery task: silent leases must be ended also while Redis is down.
 Several may run; they do each other's work without harm.
 """
 
 import asyncio
 import signal
+from collections.abc import Iterable
 
 import structlog
-from sqlalchemy.exc import OperationalError
+from celery import Celery
 
-from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
+from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
+from app.outbound import AllowedAddresses
 from app.queue.celery_options import create_celery
-from app.queue.claim import reap
+from app.queue.claim import open_leases, reap
 from app.queue.doorbell import Queue, ring
-from app.queue.exports import reap_exports
-from app.queue.waiting import queues_with_work
+from app.queue.explain import look
+from app.queue.exports import open_export_leases, reap_exports
+from app.queue.retries import RetryPolicy
+from app.queue.silence import SilenceWatch
+from app.queue.waiting import exports_wait
 from app.settings import Settings
+from app.webhooks.delivery import deliver_due
 
 log = structlog.get_logger()
 
 TICK_SECONDS = 1.0
 
 
-async def tick(sessions: Sessions, *, max_attempts: int) -> set[Queue]:
-    """One round. Returns the queues that have work nobody has claimed."""
-    async with unit_of_work(sessions) as session:
-        lost = await reap(session, max_attempts=max_attempts)
-    async with unit_of_work(sessions) as session:
-        lost += await reap_exports(session)
-    if lost:
-        log.warning("leases.expired", jobs=lost)
-    async with unit_of_work(sessions) as session:
-        return await queues_with_work(session)
+class Scheduler:
+    """What is remembered from one tick to the next."""
+
+    def __init__(self, sessions: Sessions, *, lease_seconds: float, policy: RetryPolicy) -> None:
+        self._sessions, self._policy = sessions, policy
+        self._jobs, self._exports = SilenceWatch(lease_seconds), SilenceWatch(lease_seconds)
+
+    async def tick(self) -> list[Queue | str]:
+        """One round. Returns whom to ring: workers that a job waits for, and the exports' queue."""
+        async with unit_of_work(self._sessions) as session:
+            silent = self._jobs.silent(await open_leases(session))
+            lost = await reap(session, silent, self._policy)
+        async with unit_of_work(self._sessions) as session:
+            silent = self._exports.silent(await open_export_leases(session))
+            lost += await reap_exports(session, silent)
+        if lost:
+            log.warning("leases.silent", jobs=lost)
+        async with unit_of_work(self._sessions) as session:
+            wanted: list[Queue | str] = [*await look(session)]
+        async with unit_of_work(self._sessions) as session:
+            if await exports_wait(session):
+                wanted.append(Queue.EXPORTS)
+        return wanted
+
+    def blind(self) -> None:
+        """Nothing could be seen: silence of this time does not count."""
+        self._jobs.blind()
+        self._exports.blind()
+
+
+def ring_all(celery: Celery, wanted: Iterable[Queue | str]) -> None:
+    """Ring each queue or worker once."""
+    for bell in wanted:
+        ring(celery, bell)
+
+
+async def send_webhooks(sessions: Sessions, allowed: AllowedAddresses) -> None:
+    """Send messages until cancelled; slow receivers delay no tick."""
+    while True:
+        try:
+            sent = await deliver_due(sessions, allowed)
+        except DATABASE_AWAY as error:
+            sent = 0
+            log.warning("webhooks.database", error=str(error).splitlines()[:1])
+        if not sent:
+            await asyncio.sleep(TICK_SECONDS)
 
 
 async def main() -> None:
@@ -42,18 +84,27 @@ async def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     sessions = create_sessions(create_engine(settings.sqlalchemy_url))
+    scheduler = Scheduler(
+        sessions,
+        lease_seconds=settings.lease_seconds,
+        policy=settings.retry_policy,
+    )
     celery = create_celery(settings.celery_url)
     log.info("scheduler.started")
+    sending = asyncio.create_task(send_webhooks(sessions, settings.outbound))
     while not stop.is_set():
         try:
-            for queue in await tick(sessions, max_attempts=settings.max_attempts):
-                await asyncio.to_thread(ring, celery, queue)
-        except OperationalError as error:
-            log.warning("scheduler.database", error=str(error).splitlines()[0])
+            async with asyncio.timeout(settings.lease_seconds / 2):
+                wanted = await scheduler.tick()
+            await asyncio.to_thread(ring_all, celery, wanted)
+        except DATABASE_AWAY as error:
+            scheduler.blind()
+            log.warning("scheduler.database", error=str(error).splitlines()[:1])
         try:
             await asyncio.wait_for(stop.wait(), TICK_SECONDS)
         except TimeoutError:
             continue
+    sending.cancel()
 
 
 if __name__ == "__main__":

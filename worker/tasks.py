@@ -2,7 +2,7 @@
 
 import asyncio
 
-from app.queue.doorbell import Queue
+from app.queue.doorbell import Queue, ring
 from worker.celery_app import celery, context
 from worker.supervisor.run_export import run_next_export
 from worker.supervisor.run_job import run_next_job
@@ -10,9 +10,13 @@ from worker.supervisor.run_job import run_next_job
 
 @celery.task(name=f"look_for_{Queue.TRAINING}")  # type: ignore[untyped-decorator]
 def look_for_training() -> None:
-    """Run jobs until none is left."""
-    while not context.stopping.is_set() and asyncio.run(run_next_job(context)):
-        pass
+    """Run jobs until none is left for this worker; then tell the one that has the next."""
+    while not context.stopping.is_set():
+        found = asyncio.run(run_next_job(context))
+        if found.lease is None:
+            for worker_id in found.others[:1]:
+                ring(celery, worker_id)
+            return
 
 
 @celery.task(name=f"look_for_{Queue.EXPORTS}")  # type: ignore[untyped-decorator]

@@ -5,7 +5,7 @@ from fastapi.responses import FileResponse
 
 from app import examples
 from app.artifacts import repository
-from app.dependencies import InTransaction, Parts, Team
+from app.dependencies import InTransaction, Parts, Scope
 from app.exceptions import NotFound
 from app.jobs import repository as jobs
 from dressage.spec.artifact import Artifact
@@ -15,7 +15,7 @@ router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 @router.get("", responses=examples.shown([examples.ARTIFACT]))
 async def list_artifacts(
-    job_id: str, transaction: InTransaction, team: Team
+    job_id: str, transaction: InTransaction, team: Scope
 ) -> tuple[Artifact, ...]:
     """The files of a job, with checksums."""
     if await jobs.get(transaction.session, team, job_id) is None:
@@ -37,7 +37,7 @@ async def list_artifacts(
     },
 )
 async def download_artifact(
-    job_id: str, name: str, transaction: InTransaction, team: Team, parts: Parts
+    job_id: str, name: str, transaction: InTransaction, team: Scope, parts: Parts
 ) -> FileResponse:
     """Download a file, whole or by HTTP range."""
     job = await jobs.get(transaction.session, team, job_id)

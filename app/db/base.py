@@ -4,7 +4,7 @@ import secrets
 from datetime import datetime
 from typing import Annotated, Any, ClassVar
 
-from sqlalchemy import BigInteger, DateTime, Identity, MetaData, String, func
+from sqlalchemy import BigInteger, ColumnElement, DateTime, Identity, MetaData, String, func, true
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
@@ -33,6 +33,11 @@ class Base(DeclarativeBase):
         list[Any]: JSONB,
         str: String,
     }
+
+
+def visible(team_column: Any, team: str | None) -> ColumnElement[bool]:
+    """The condition that a row is of a team; None: of any."""
+    return true() if team is None else team_column == team
 
 
 def new_id(prefix: str) -> str:

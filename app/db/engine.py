@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from sqlalchemy import NullPool
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
@@ -11,14 +12,20 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+# A server that is away, restarts, or takes too long to answer (`asyncio.timeout`).
+DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
+
 Sessions = async_sessionmaker[AsyncSession]
 
 
 def create_engine(url: str, *, pooled: bool = True) -> AsyncEngine:
     """An engine; without a pool where event loops come and go (Celery tasks)."""
+    patience = {"connect_timeout": 5}
     if not pooled:
-        return create_async_engine(url, poolclass=NullPool)
-    return create_async_engine(url, pool_pre_ping=True, pool_size=10, max_overflow=10)
+        return create_async_engine(url, poolclass=NullPool, connect_args=patience)
+    return create_async_engine(
+        url, pool_pre_ping=True, pool_size=10, max_overflow=10, connect_args=patience
+    )
 
 
 def create_sessions(engine: AsyncEngine) -> Sessions:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app import examples
-from app.dependencies import InTransaction, Parts, Team
+from app.dependencies import InTransaction, Parts, Scope
 from app.generations import service
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.status import EXPORT_TERMINAL
@@ -24,7 +24,7 @@ async def generate(
     job_id: str,
     request: GenerationSpec,
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     parts: Parts,
     response: Response,
     wait: Annotated[float, Query(ge=0, le=300, description="Seconds to wait.")] = 60,
@@ -35,17 +35,16 @@ async def generate(
     )
     generation_id = row.id
     # The worker must see it while this request waits for its answer.
-    await transaction.session.commit()
-    transaction.ring()
-    found = await service.wait_for(parts.sessions, team, job_id, generation_id, wait)
     response.headers["Location"] = f"/jobs/{job_id}/generations/{generation_id}"
+    await transaction.commit()
+    found = await service.wait_for(parts.sessions, team, job_id, generation_id, wait)
     response.status_code = 200 if found.status in EXPORT_TERMINAL else 202
     return found
 
 
 @router.get("/generations/{generation_id}", responses=examples.shown(examples.GENERATION))
 async def get_generation(
-    job_id: str, generation_id: str, transaction: InTransaction, team: Team
+    job_id: str, generation_id: str, transaction: InTransaction, team: Scope
 ) -> Generation:
     """One answer, or how far it is."""
     return service.view(await service.find(transaction.session, team, job_id, generation_id))

@@ -6,7 +6,7 @@ import time
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.base import new_id
+from app.db.base import new_id, visible
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, JobInvalid, JobNotTrained, NotFound
@@ -26,7 +26,7 @@ async def submit(
     session: AsyncSession,
     doorbell: Doorbell,
     storage: Storage,
-    team: str,
+    team: str | None,
     job_id: str,
     request: GenerationSpec,
 ) -> ExportRow:
@@ -61,7 +61,9 @@ async def submit(
     return row
 
 
-async def find(session: AsyncSession, team: str, job_id: str, generation_id: str) -> ExportRow:
+async def find(
+    session: AsyncSession, team: str | None, job_id: str, generation_id: str
+) -> ExportRow:
     """One generation of a team's job.
 
     Raises:
@@ -73,7 +75,7 @@ async def find(session: AsyncSession, team: str, job_id: str, generation_id: str
         .where(
             ExportRow.id == generation_id,
             ExportRow.job_id == job_id,
-            JobRow.team == team,
+            visible(JobRow.team, team),
             ExportRow.name.startswith(GENERATION_PREFIX),
         )
     )
@@ -83,7 +85,7 @@ async def find(session: AsyncSession, team: str, job_id: str, generation_id: str
 
 
 async def wait_for(
-    sessions: Sessions, team: str, job_id: str, generation_id: str, seconds: float
+    sessions: Sessions, team: str | None, job_id: str, generation_id: str, seconds: float
 ) -> Generation:
     """The generation once it has ended, or as it is when the time is over."""
     deadline = time.monotonic() + seconds

@@ -9,10 +9,9 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app import examples
 from app.db.models import JobRow
-from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
+from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team, Transaction
 from app.exceptions import NotFound
 from app.jobs import repository, service
-from app.jobs.stream import follow
 from app.jobs.views import event_view, show
 from dressage.spec.event import (
     Evaluation,
@@ -95,7 +94,7 @@ async def submit_preflight(
 @router.get("", responses=examples.shown(examples.page(examples.JOB, "17")))
 async def list_jobs(
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     position: Position,
     status: JobStatus | None = None,
     name: str | None = None,
@@ -103,17 +102,17 @@ async def list_jobs(
     limit: Limit = 50,
 ) -> JobPage:
     """Jobs, newest first."""
-    if of_team not in (None, team):  # another team's jobs are none of this one's business
+    if of_team and team not in (None, of_team):  # another team's jobs are not this one's business
         return JobPage(items=())
     rows = await repository.page(
-        transaction.session, team, status=status, name=name, before=position, limit=limit
+        transaction.session, of_team or team, status=status, name=name, before=position, limit=limit
     )
     following = str(rows[-1].arrival) if len(rows) == limit else None
     return JobPage(items=await show(transaction.session, rows), next_cursor=following)
 
 
 @router.get("/{job_id}", responses=examples.shown(examples.JOB))
-async def get_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+async def get_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
     """One job."""
     job = await _existing(transaction, team, job_id)
     return (await show(transaction.session, [job]))[0]
@@ -123,7 +122,7 @@ async def get_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
     "/{job_id}/cancel",
     responses=examples.shown({**examples.JOB, "status": "cancelling"}),
 )
-async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+async def cancel_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
     """End a job. Artifacts and history stay."""
     job = await service.cancel(transaction.session, team, job_id)
     return (await show(transaction.session, [job]))[0]
@@ -133,7 +132,7 @@ async def cancel_job(job_id: str, transaction: InTransaction, team: Team) -> Job
     "/{job_id}/pause",
     responses=examples.shown({**examples.JOB, "status": "pausing"}),
 )
-async def pause_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+async def pause_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
     """Set a job aside after its current step; its GPU is free then."""
     job = await service.pause(transaction.session, team, job_id)
     return (await show(transaction.session, [job]))[0]
@@ -145,7 +144,7 @@ async def pause_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
     responses=examples.shown({**examples.JOB, "status": "queued"}, 201),
 )
 async def retry_job(
-    job_id: str, transaction: InTransaction, team: Team, parts: Parts, response: Response
+    job_id: str, transaction: InTransaction, team: Scope, parts: Parts, response: Response
 ) -> Job:
     """Submit a failed or cancelled job again, as a new one."""
     job = await service.retry(transaction.session, transaction.doorbell, parts.rules, team, job_id)
@@ -153,7 +152,9 @@ async def retry_job(
 
 
 @router.delete("/{job_id}", status_code=204)
-async def delete_job(job_id: str, transaction: InTransaction, team: Team, parts: Parts) -> Response:
+async def delete_job(
+    job_id: str, transaction: InTransaction, team: Scope, parts: Parts
+) -> Response:
     """Remove an ended job: history, rollouts and files."""
     await service.delete(transaction.session, parts.storage, team, job_id)
     return Response(status_code=204)
@@ -163,7 +164,7 @@ async def delete_job(job_id: str, transaction: InTransaction, team: Team, parts:
     "/{job_id}/resume",
     responses=examples.shown({**examples.JOB, "status": "queued"}),
 )
-async def resume_job(job_id: str, transaction: InTransaction, team: Team) -> Job:
+async def resume_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
     """Let a paused job go on from its newest checkpoint."""
     job = await service.resume(transaction.session, transaction.doorbell, team, job_id)
     return (await show(transaction.session, [job]))[0]
@@ -186,7 +187,7 @@ async def job_events(
     job_id: str,
     request: Request,
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     parts: Parts,
     position: Position,
     type: EventType | None = None,
@@ -198,7 +199,7 @@ async def job_events(
     after = last_event_id if last_event_id is not None else position or 0
     if "text/event-stream" in request.headers.get("accept", ""):
         return StreamingResponse(
-            follow(parts.sessions, team, job_id, after),
+            parts.feed.follow(team, job_id, after),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -209,7 +210,7 @@ async def job_events(
 async def job_logs(
     job_id: str,
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     position: Position,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage:
@@ -231,7 +232,7 @@ async def job_logs(
     },
 )
 async def job_metrics(
-    job_id: str, request: Request, transaction: InTransaction, team: Team
+    job_id: str, request: Request, transaction: InTransaction, team: Scope
 ) -> Metrics | PlainTextResponse:
     """The whole metric history, as JSON or (`Accept: text/csv`) as CSV."""
     await _existing(transaction, team, job_id)
@@ -253,7 +254,7 @@ async def job_metrics(
 async def job_rollouts(
     job_id: str,
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     position: Position,
     phase: Annotated[str | None, Query(description="`train`, `before`, `after`, …")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
@@ -271,7 +272,7 @@ async def job_rollouts(
     "/{job_id}/evaluations",
     responses=examples.shown({"items": [examples.EVALUATION], "gain": examples.GAIN}),
 )
-async def job_evaluations(job_id: str, transaction: InTransaction, team: Team) -> Evaluations:
+async def job_evaluations(job_id: str, transaction: InTransaction, team: Scope) -> Evaluations:
     """Held-out evaluations, and what training gained."""
     job = await _existing(transaction, team, job_id)
     rows = await repository.events(transaction.session, job_id, after=0, type_=EventType.EVALUATION)
@@ -293,7 +294,7 @@ async def _created(
     return (await show(transaction.session, [job]))[0]
 
 
-async def _existing(transaction: Transaction, team: str, job_id: str) -> JobRow:
+async def _existing(transaction: Transaction, team: str | None, job_id: str) -> JobRow:
     job = await repository.get(transaction.session, team, job_id)
     if job is None:
         raise NotFound(f"there is no job {job_id!r}")

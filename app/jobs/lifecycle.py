@@ -9,9 +9,11 @@ from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import EventRow, JobRow
+from app.webhooks.outbox import announce
 from dressage.spec.event import EventType
 from dressage.spec.status import TERMINAL, JobStatus, Reason
 
+EVENTS_CHANNEL = "dressage_events"
 S = JobStatus
 LEAVES = (S.PAUSING, S.PAUSED, S.FAILED, S.CANCELLING, S.QUEUED)  # of work in progress
 TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
@@ -21,7 +23,7 @@ TRANSITIONS: dict[JobStatus, frozenset[JobStatus]] = {
     S.EVALUATING: frozenset({S.EXPORTING, S.SUCCEEDED, S.FAILED, S.CANCELLING, S.QUEUED}),
     S.EXPORTING: frozenset({S.SUCCEEDED, S.FAILED, S.CANCELLING}),
     # It may be over before it notices, and then it is.
-    S.PAUSING: frozenset({S.PAUSED, S.EXPORTING, S.FAILED, S.CANCELLING}),
+    S.PAUSING: frozenset({S.PAUSED, S.QUEUED, S.EXPORTING, S.FAILED, S.CANCELLING}),
     S.PAUSED: frozenset({S.QUEUED, S.CANCELLED}),
     S.CANCELLING: frozenset({S.CANCELLED}),
     S.SUCCEEDED: frozenset(),
@@ -70,11 +72,14 @@ async def switch_status(
     if to not in TRANSITIONS[JobStatus(job.status)]:
         raise IllegalTransition(f"{job.id}: {job.status} → {to}")
     job.status, job.reason, job.message = to, reason, message
+    now = await session.scalar(select(func.clock_timestamp()))
+    assert now
     if to is JobStatus.PREPARING and job.started_at is None:
-        job.started_at = await session.scalar(select(func.clock_timestamp()))
+        job.started_at = now
     if to in TERMINAL:
-        job.finished_at = await session.scalar(select(func.clock_timestamp()))
+        job.finished_at = now
     await session.flush()
+    await announce(session, job, now)
     data = {"status": to, "reason": reason, "message": message, "attempt": job.attempts}
     await append_events(session, job.id, [EventDraft(EventType.STATUS, data)])
 
@@ -117,7 +122,10 @@ async def append_events(
     if last is None:
         return None
     first = last - len(drafts) + 1
-    now = await session.scalar(select(func.clock_timestamp()))
+    # Sent at commit, to whoever follows the job.
+    now = await session.scalar(
+        select(func.clock_timestamp(), func.pg_notify(EVENTS_CHANNEL, job_id))
+    )
     await session.execute(
         insert(EventRow),
         [

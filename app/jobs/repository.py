@@ -9,16 +9,17 @@ from sqlalchemy import Select, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.db.base import visible
 from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow, SuiteRow
 from dressage.spec.event import EventType, Rollout
 from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import JobStatus
 
 
-async def get(session: AsyncSession, team: str, job_id: str) -> JobRow | None:
-    """A team's job."""
+async def get(session: AsyncSession, team: str | None, job_id: str) -> JobRow | None:
+    """A job that a team (None: an operator) may see."""
     found: JobRow | None = await session.scalar(
-        select(JobRow).where(JobRow.id == job_id, JobRow.team == team)
+        select(JobRow).where(JobRow.id == job_id, visible(JobRow.team, team))
     )
     return found
 
@@ -49,15 +50,15 @@ async def insert_if_new(session: AsyncSession, job: JobRow) -> bool:
 
 async def page(
     session: AsyncSession,
-    team: str,
+    team: str | None,
     *,
     status: JobStatus | None,
     name: str | None,
     before: int | None,
     limit: int,
 ) -> Sequence[JobRow]:
-    """Jobs of a team, newest first."""
-    query = select(JobRow).where(JobRow.team == team)
+    """Jobs of a team (None: of all), newest first."""
+    query = select(JobRow).where(visible(JobRow.team, team))
     if status:
         query = query.where(JobRow.status == status)
     if name:

@@ -31,6 +31,7 @@ from app.queue.doorbell import Doorbell
 from app.queue.exports import cancel_exports
 from app.storage import Storage
 from app.suites import repository as suites
+from app.teams import quotas
 from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
 from dressage.spec.export import export_name
@@ -96,6 +97,7 @@ async def submit(
         if known:
             return _same_request(known, request_hash), False
     prepared = await prepare(session, team, requested, rules)
+    await quotas.require_room(session, team)
     spec = prepared.spec
     job = JobRow(
         id=new_id("job"),
@@ -107,6 +109,8 @@ async def submit(
         adjustments=[adjustment.model_dump(mode="json") for adjustment in prepared.adjustments],
         priority=PRIORITIES[spec.priority],
         gpus=spec.resources.gpus,
+        workload=f"{spec.agent.model} on {prepared.suite.name}",
+        steps=spec.planned_steps(prepared.suite.case_count),
         progress={},
         idempotency_key=idempotency_key,
         request_hash=request_hash,
@@ -137,7 +141,7 @@ async def submit(
     return job, True
 
 
-async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
+async def cancel(session: AsyncSession, team: str | None, job_id: str) -> JobRow:
     """End a job: at once while it waits, through its worker while it runs.
 
     Raises:
@@ -165,7 +169,7 @@ async def cancel(session: AsyncSession, team: str, job_id: str) -> JobRow:
     return job
 
 
-async def pause(session: AsyncSession, team: str, job_id: str) -> JobRow:
+async def pause(session: AsyncSession, team: str | None, job_id: str) -> JobRow:
     """Set a job aside: at once while it waits, at its next step with a checkpoint while it runs.
 
     Raises:
@@ -175,6 +179,7 @@ async def pause(session: AsyncSession, team: str, job_id: str) -> JobRow:
     job = await _locked(session, team, job_id)
     status = JobStatus(job.status)
     if status in (JobStatus.PAUSING, JobStatus.PAUSED):
+        job.reason = Reason.PAUSED_BY_USER  # also one that was about to yield: it stays away now
         return job
     if status is JobStatus.QUEUED:
         await pause_waiting(session, job)
@@ -192,7 +197,7 @@ async def pause(session: AsyncSession, team: str, job_id: str) -> JobRow:
 
 
 async def retry(
-    session: AsyncSession, doorbell: Doorbell, rules: OperatorRules, team: str, job_id: str
+    session: AsyncSession, doorbell: Doorbell, rules: OperatorRules, team: str | None, job_id: str
 ) -> JobRow:
     """A new job from the specification of one that failed or was cancelled.
 
@@ -208,14 +213,14 @@ async def retry(
         session,
         doorbell,
         rules,
-        team=team,
+        team=job.team,
         requested=JobSpec.model_validate(job.spec),
         idempotency_key=None,
     )
     return again
 
 
-async def delete(session: AsyncSession, storage: Storage, team: str, job_id: str) -> None:
+async def delete(session: AsyncSession, storage: Storage, team: str | None, job_id: str) -> None:
     """Remove an ended job with its history; files go unless another job has the same.
 
     Raises:
@@ -232,14 +237,16 @@ async def delete(session: AsyncSession, storage: Storage, team: str, job_id: str
         storage.remove(sha256)
 
 
-async def _locked(session: AsyncSession, team: str, job_id: str) -> JobRow:
+async def _locked(session: AsyncSession, team: str | None, job_id: str) -> JobRow:
     job = await lock_job(session, job_id)
-    if job is None or job.team != team:
+    if job is None or team not in (None, job.team):
         raise NotFound(f"there is no job {job_id!r}")
     return job
 
 
-async def resume(session: AsyncSession, doorbell: Doorbell, team: str, job_id: str) -> JobRow:
+async def resume(
+    session: AsyncSession, doorbell: Doorbell, team: str | None, job_id: str
+) -> JobRow:
     """Put a paused job back into the queue; it goes on from its newest checkpoint.
 
     Raises:

@@ -27,7 +27,7 @@ async def show(session: AsyncSession, rows: Sequence[JobRow]) -> tuple[Job, ...]
                 "status": row.status,
                 "reason": row.reason,
                 "message": row.message,
-                "waiting_for": waiting.get(row.id),
+                "waiting": waiting.get(row.id),
                 "spec": row.spec,
                 "sweep_id": row.sweep_id,
                 "adjustments": row.adjustments,

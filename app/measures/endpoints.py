@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from app import examples
-from app.dependencies import InTransaction, Parts, Team
+from app.dependencies import Parts, Team
 from app.measures import service
 from dressage.spec.preview import MeasurePreview, PreviewResults
 
@@ -11,10 +11,8 @@ router = APIRouter(prefix="/measures", tags=["measures"])
 
 
 @router.post("/preview", responses=examples.shown(examples.PREVIEW))
-async def preview_measures(
-    request: MeasurePreview, transaction: InTransaction, team: Team, parts: Parts
-) -> PreviewResults:
+async def preview_measures(request: MeasurePreview, team: Team, parts: Parts) -> PreviewResults:
     """Run measures on given rollouts. A measure that fails says how; nothing is stored."""
     return await service.preview(
-        transaction.session, parts.storage, parts.rules, team=team, request=request
+        parts.sessions, parts.storage, parts.rules, team=team, request=request
     )

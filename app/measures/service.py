@@ -5,8 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
+from app.db.engine import Sessions, unit_of_work
 from app.exceptions import FieldProblem, JobInvalid
 from app.jobs.checks import bad_schemas, missing_suite, unknown_rewards
 from app.jobs.rules import OperatorRules
@@ -25,7 +24,7 @@ WORKERS = 4
 
 
 async def preview(
-    session: AsyncSession,
+    sessions: Sessions,
     storage: Storage,
     rules: OperatorRules,
     *,
@@ -37,7 +36,8 @@ async def preview(
     Raises:
         JobInvalid: Names, schemas or cases that do not exist, or code that does not load.
     """
-    row = await suites.find(session, team, request.suite)
+    async with unit_of_work(sessions) as session:  # no connection is held while measures run
+        row = await suites.find(session, team, request.suite)
     if row is None:
         raise missing_suite(request.suite)
     problems = [
@@ -54,7 +54,6 @@ async def preview(
     ]
     if problems:
         raise JobInvalid.of(problems)
-    await session.commit()  # measures take their time: the connection goes back
     try:
         outcomes = await asyncio.to_thread(_run, request, suite)
     except SandboxStartError as error:

@@ -15,17 +15,27 @@ EXPIRES_SECONDS = 5
 
 
 class Queue(StrEnum):
-    """The Celery queues, one for each kind of work."""
+    """The Celery queues, one for each kind of work. A training worker also has one of its own."""
 
     TRAINING = "training"
     EXPORTS = "exports"
 
 
-def ring(celery: Celery, queue: Queue) -> None:
-    """Tell one worker to look for work. A lost ring is repeated by the scheduler."""
+def own_queue(worker_id: str) -> str:
+    """The queue that one training worker alone listens to."""
+    return f"{Queue.TRAINING}.{worker_id}"
+
+
+def ring(celery: Celery, bell: Queue | str) -> None:
+    """Tell any worker of a queue, or one worker by its id, to look for work.
+
+    A lost ring is repeated by the scheduler.
+    """
+    queue = bell if isinstance(bell, Queue) else own_queue(bell)
+    kind = bell if isinstance(bell, Queue) else Queue.TRAINING
     try:
         celery.send_task(
-            f"look_for_{queue}",
+            f"look_for_{kind}",
             queue=queue,
             expires=EXPIRES_SECONDS,
             ignore_result=True,

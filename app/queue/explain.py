@@ -1,46 +1,128 @@
-"""Why a job waits, in a sentence."""
+"""Position, reason and estimated start of queued jobs; and who must yield or look."""
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
-from sqlalchemy import func, or_, select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import JobRow, WorkerRow
-from app.queue.doorbell import Queue
-from dressage.spec.status import JobStatus
+from app.db.models import JobRow
+from app.jobs.lifecycle import lock_job, switch_status
+from app.queue.picture import read_picture
+from app.queue.plan import Picture, Verdict, forecast, plan, preemptions
+from dressage.spec.queue import EstimatedStart, QueueEntry, QueueState, Wait
+from dressage.spec.status import JobStatus, Reason
 
-WORKER_SILENT_AFTER = timedelta(seconds=30)
+# Measured by bench/queue_simulation.py: most starts fall between the two.
+EARLY, LATE = 0.6, 1.6
+FORECAST_JOBS = 100
+PREEMPTED_IN = (JobStatus.PREPARING, JobStatus.TRAINING)
 
 
-async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str, str]:
-    """One sentence for each queued job."""
+def waits(picture: Picture, verdicts: list[Verdict], *, estimate: bool = True) -> dict[str, Wait]:
+    """What every queued job waits for, and how long by the durations of jobs like those ahead."""
+    near = [verdict.job for verdict in verdicts[:FORECAST_JOBS]] if estimate else []
+    ahead = Picture(picture.now, near, picture.running, picture.machines, picture.shares)
+    early = forecast(ahead, stretch=EARLY)
+    late = forecast(ahead, stretch=LATE)
+    return {
+        verdict.job.job_id: Wait(
+            position=verdict.position,
+            obstacle=verdict.obstacle,
+            reason=verdict.reason,
+            estimated_start=_range(picture.now, early, late, verdict.job.job_id),
+            looked_at=picture.now,
+        )
+        for verdict in verdicts
+    }
+
+
+async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str, Wait]:
+    """What some jobs wait for: as the scheduler last saw it, or by a look of our own."""
     queued = [job for job in jobs if job.status == JobStatus.QUEUED]
-    if not queued:
-        return {}
-    most_gpus = await session.scalar(
-        select(func.max(WorkerRow.gpus)).where(
-            WorkerRow.queue == Queue.TRAINING,
-            WorkerRow.heartbeat_at > func.clock_timestamp() - WORKER_SILENT_AFTER,
-        )
-    )
-    return {job.id: await _sentence(session, job, most_gpus) for job in queued}
+    stored = {job.id: Wait.model_validate(job.waiting) for job in queued if job.waiting}
+    if len(stored) == len(queued):
+        return stored
+    picture = await read_picture(session)
+    fresh = waits(picture, plan(picture), estimate=False)  # the scheduler's look adds it
+    return {job.id: fresh[job.id] for job in queued if job.id in fresh} | stored
 
 
-async def _sentence(session: AsyncSession, job: JobRow, most_gpus: int | None) -> str:
-    if most_gpus is None:
-        return "no training worker is alive"
-    if most_gpus < job.gpus:
-        return f"no live worker has {job.gpus} GPU; CPU workers take jobs with resources.gpus = 0"
-    ahead = await session.scalar(
-        select(func.count())
-        .select_from(JobRow)
-        .where(
-            JobRow.status == JobStatus.QUEUED,
-            or_(
-                JobRow.priority < job.priority,
-                (JobRow.priority == job.priority) & (JobRow.arrival < job.arrival),
-            ),
-        )
+async def look(session: AsyncSession) -> list[str]:
+    """One look at the queue: store why jobs wait, ask jobs to yield.
+
+    Returns:
+        The workers that should look, because the plan has a job for them.
+    """
+    picture = await read_picture(session)
+    verdicts = plan(picture)
+    await _store(session, picture, verdicts)
+    for job_id, for_job in preemptions(picture, verdicts).items():
+        await _ask_to_yield(session, job_id, for_job)
+    return list(dict.fromkeys(v.worker_id for v in verdicts if v.worker_id))
+
+
+async def queue_state(session: AsyncSession, team: str | None) -> QueueState:
+    """The whole queue in order of standing; what other teams send stays theirs."""
+    picture = await read_picture(session)
+    fresh = waits(picture, plan(picture))
+    rows = await session.scalars(select(JobRow).where(JobRow.id.in_(fresh)))
+    jobs = {job.id: job for job in rows}
+    items = [_entry(jobs[job_id], wait, team) for job_id, wait in fresh.items() if job_id in jobs]
+    total = sum(machine.gpus for machine in picture.machines)
+    held = sum(len(job.gpu_indexes) for job in picture.running)
+    return QueueState(
+        items=tuple(items), running=len(picture.running), gpus=total, gpus_free=max(0, total - held)
     )
-    return f"behind {ahead} queued jobs" if ahead else "next, as soon as a worker is free"
+
+
+def _entry(job: JobRow, wait: Wait, team: str | None) -> QueueEntry:
+    own = team in (None, job.team)
+    return QueueEntry(
+        **wait.model_dump(),
+        job_id=job.id if own else None,
+        name=job.name if own else None,
+        team=job.team,
+        priority=job.spec.get("priority", "normal"),
+        gpus=job.gpus,
+        queued_at=job.created_at,
+    )
+
+
+def _range(
+    now: datetime, early: dict[str, float], late: dict[str, float], job_id: str
+) -> EstimatedStart | None:
+    if job_id not in early or job_id not in late:
+        return None
+    ends = sorted((early[job_id], late[job_id]))
+    first, last = (now + timedelta(seconds=seconds) for seconds in ends)
+    return EstimatedStart(earliest=first, latest=last)
+
+
+async def _store(session: AsyncSession, picture: Picture, verdicts: list[Verdict]) -> None:
+    if not verdicts:
+        return
+    rows: list[dict[str, Any]] = [
+        {"id": job_id, "waiting": wait.model_dump(mode="json")}
+        for job_id, wait in waits(picture, verdicts).items()
+    ]
+    # Rows that a request has locked at this moment are explained by the next look.
+    free = await session.scalars(
+        select(JobRow.id)
+        .where(JobRow.id.in_([row["id"] for row in rows]), JobRow.status == JobStatus.QUEUED)
+        .with_for_update(skip_locked=True)
+    )
+    unlocked = set(free)
+    rows = [row for row in rows if row["id"] in unlocked]
+    if rows:
+        await session.execute(update(JobRow), rows)
+
+
+async def _ask_to_yield(session: AsyncSession, job_id: str, for_job: str) -> None:
+    job = await lock_job(session, job_id)
+    if job is None or JobStatus(job.status) not in PREEMPTED_IN:
+        return
+    job.yielding_to = for_job
+    message = "yields to a job of a higher class after its current step"
+    await switch_status(session, job, JobStatus.PAUSING, reason=Reason.PREEMPTED, message=message)

@@ -3,7 +3,6 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import func, select, update
@@ -33,7 +32,7 @@ class ExportLease:
     token: str
 
 
-async def claim_export(session: AsyncSession, *, lease_seconds: float) -> ExportLease | None:
+async def claim_export(session: AsyncSession) -> ExportLease | None:
     """Take the oldest waiting export of a job whose training is over."""
     export = await session.scalar(
         select(ExportRow)
@@ -50,29 +49,23 @@ async def claim_export(session: AsyncSession, *, lease_seconds: float) -> Export
         return None
     export.attempts += 1
     export.lease_token = secrets.token_hex(16)
-    export.lease_expires_at = func.clock_timestamp() + timedelta(seconds=lease_seconds)
+    export.heartbeats = export.relayed = 0
     await _switch(session, export, ExportStatus.RUNNING)
     return ExportLease(
         export.id, export.job_id, export.name, export.spec, export.attempts, export.lease_token
     )
 
 
-async def heartbeat_export(
-    session: AsyncSession, lease: ExportLease, lease_seconds: float
-) -> JobStatus:
-    """Extend a lease and tell what has become of the job.
+async def heartbeat_export(session: AsyncSession, lease: ExportLease) -> JobStatus:
+    """Say that the worker is alive, and hear what has become of the job.
 
     Raises:
-        StaleLease: It has expired or ended.
+        StaleLease: The lease has ended.
     """
     job_id = await session.scalar(
         update(ExportRow)
-        .where(
-            ExportRow.lease_token == lease.token,
-            ExportRow.status == ExportStatus.RUNNING,
-            ExportRow.lease_expires_at > func.clock_timestamp(),
-        )
-        .values(lease_expires_at=func.clock_timestamp() + timedelta(seconds=lease_seconds))
+        .where(ExportRow.lease_token == lease.token, ExportRow.status == ExportStatus.RUNNING)
+        .values(heartbeats=ExportRow.heartbeats + 1)
         .returning(ExportRow.job_id)
     )
     if job_id is None:
@@ -137,27 +130,28 @@ async def cancel_exports(session: AsyncSession, job_id: str) -> int:
     return sum(export.status == ExportStatus.RUNNING for export in exports)
 
 
-async def reap_exports(session: AsyncSession) -> list[str]:
-    """End every expired lease on an export: try again, or fail it after too many tries."""
-    expired = await session.scalars(
-        select(ExportRow.job_id).where(
-            ExportRow.status == ExportStatus.RUNNING,
-            ExportRow.lease_expires_at < func.clock_timestamp(),
-        )
+async def open_export_leases(session: AsyncSession) -> dict[str, int]:
+    """Heartbeats of every running export, by lease token."""
+    rows = await session.scalars(select(ExportRow).where(ExportRow.status == ExportStatus.RUNNING))
+    return {row.lease_token: row.heartbeats for row in rows if row.lease_token}
+
+
+async def reap_exports(session: AsyncSession, silent: dict[str, int]) -> list[str]:
+    """End leases that have stood still: try again, or fail an export after too many tries."""
+    jobs = await session.scalars(
+        select(ExportRow.job_id).where(ExportRow.lease_token.in_(silent)).distinct()
     )
-    jobs = set(expired.all())
-    for job_id in jobs:
+    reaped = sorted(jobs)
+    for job_id in reaped:
         job = await lock_job(session, job_id)
-        now = await session.scalar(select(func.clock_timestamp()))
         for export in await _of(session, job_id):
-            if export.status != ExportStatus.RUNNING or not (
-                now and export.lease_expires_at and export.lease_expires_at < now
+            if export.status == ExportStatus.RUNNING and (
+                silent.get(export.lease_token or "") == export.heartbeats
             ):
-                continue
-            await _after_loss(session, job, export)
+                await _after_loss(session, job, export)
         if job is not None:
             await finish_job(session, job)
-    return sorted(jobs)
+    return reaped
 
 
 async def finish_job(session: AsyncSession, job: JobRow) -> None:
@@ -208,7 +202,7 @@ async def _switch(
     if to in EXPORT_TERMINAL:
         export.finished_at = await session.scalar(select(func.clock_timestamp()))
     if to is not ExportStatus.RUNNING:
-        export.lease_token = export.lease_expires_at = None
+        export.lease_token = None
     await session.flush()
     data = {
         "export": export.name,

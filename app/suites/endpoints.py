@@ -7,8 +7,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from app import examples
+from app.auth.keys import Caller
 from app.db.models import SuiteRow
-from app.dependencies import InTransaction, Limit, Parts, Position, Team, Transaction
+from app.dependencies import (
+    InTransaction,
+    Limit,
+    Parts,
+    Position,
+    Scope,
+    Team,
+    Transaction,
+    WhoAsks,
+)
 from app.exceptions import InvalidRequest, NotFound
 from app.suites import repository, service
 from dressage.authoring.suite import FieldMapping
@@ -81,7 +91,7 @@ async def upload_suite(
 @router.get("", responses=examples.shown(examples.page(examples.SUITE)))
 async def list_suites(
     transaction: InTransaction,
-    team: Team,
+    team: Scope,
     position: Position,
     name: str | None = None,
     limit: Limit = 50,
@@ -93,22 +103,22 @@ async def list_suites(
 
 
 @router.get("/{reference}", responses=examples.shown(examples.SUITE))
-async def get_suite(reference: Reference, transaction: InTransaction, team: Team) -> SuiteInfo:
+async def get_suite(reference: Reference, transaction: InTransaction, caller: WhoAsks) -> SuiteInfo:
     """One suite, with the tools and measures found in its code."""
-    return repository.suite_view(await _existing(transaction, team, reference))
+    return repository.suite_view(await _existing(transaction, caller, reference))
 
 
 @router.get("/{reference}/cases", responses=examples.shown(examples.page(examples.CASE, "50")))
 async def list_cases(
     reference: Reference,
     transaction: InTransaction,
-    team: Team,
+    caller: WhoAsks,
     parts: Parts,
     position: Position,
     limit: Limit = 50,
 ) -> CasePage:
     """The cases of a suite, in order."""
-    row = await _existing(transaction, team, reference)
+    row = await _existing(transaction, caller, reference)
     start = position or 0
     suite = await asyncio.to_thread(service.load, parts.storage, row)
     items = suite.cases[start : start + limit]
@@ -116,8 +126,9 @@ async def list_cases(
     return CasePage(items=items, next_cursor=str(start + limit) if more else None)
 
 
-async def _existing(transaction: Transaction, team: str, reference: str) -> SuiteRow:
-    row = await repository.find(transaction.session, team, reference)
+async def _existing(transaction: Transaction, caller: Caller, reference: str) -> SuiteRow:
+    row = await repository.by_id(transaction.session, caller.scope, reference)
+    row = row or await repository.find(transaction.session, caller.team, reference)
     if row is None:
         raise NotFound(f"there is no suite {reference!r}")
     return row

@@ -5,8 +5,17 @@ from collections.abc import Sequence
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.db.base import visible
 from app.db.models import SuiteRow
 from dressage.spec.suite import SuiteInfo
+
+
+async def by_id(session: AsyncSession, team: str | None, suite_id: str) -> SuiteRow | None:
+    """A suite that a team (None: an operator) may see."""
+    found: SuiteRow | None = await session.scalar(
+        select(SuiteRow).where(SuiteRow.id == suite_id, visible(SuiteRow.team, team))
+    )
+    return found
 
 
 async def find(session: AsyncSession, team: str, reference: str) -> SuiteRow | None:
@@ -49,10 +58,10 @@ async def next_version(session: AsyncSession, team: str, name: str) -> int:
 
 
 async def page(
-    session: AsyncSession, team: str, *, name: str | None, before: int | None, limit: int
+    session: AsyncSession, team: str | None, *, name: str | None, before: int | None, limit: int
 ) -> Sequence[SuiteRow]:
     """Suites of a team, newest first."""
-    query = select(SuiteRow).where(SuiteRow.team == team)
+    query = select(SuiteRow).where(visible(SuiteRow.team, team))
     if name:
         query = query.where(SuiteRow.name == name)
     if before is not None:

@@ -13,6 +13,7 @@ from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, SuiteInvalid, UploadTooLarge
 from app.storage import Storage
 from app.suites import repository
+from app.teams import quotas
 from dressage.authoring.suite import FieldMapping, Suite, SuiteError
 from dressage.sandbox.loading import Code
 from dressage.sandbox.process import Sandbox, SandboxStartError
@@ -64,17 +65,20 @@ async def store(
         ) from None
     except SandboxStartError as error:
         raise SuiteInvalid(str(error), [FieldProblem(message=str(error))]) from None
+    await quotas.require_storage(session, team)
     version = await repository.next_version(session, team, name)
     known = await repository.same_content(session, team, name, suite.content_hash)
     if known:
         return known, False
+    archive = suite.to_archive()
     row = SuiteRow(
         id=new_id("suite"),
         team=team,
         name=name,
         version=version,
         content_hash=suite.content_hash,
-        storage_key=await asyncio.to_thread(storage.put_bytes, suite.to_archive()),
+        storage_key=await asyncio.to_thread(storage.put_bytes, archive),
+        size=len(archive),
         case_count=len(suite.cases),
         **code,
     )

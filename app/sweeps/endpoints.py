@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Response
 
 from app import examples
-from app.dependencies import InTransaction, Limit, Parts, Position, Team
+from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
 from app.sweeps import service
 from dressage.spec.sweep import Sweep, SweepPage, SweepSpec
 
@@ -28,7 +28,7 @@ async def submit_sweep(
 
 @router.get("", responses=examples.shown(examples.page(examples.SWEEP)))
 async def list_sweeps(
-    transaction: InTransaction, team: Team, position: Position, limit: Limit = 50
+    transaction: InTransaction, team: Scope, position: Position, limit: Limit = 50
 ) -> SweepPage:
     """Sweeps, newest first."""
     rows = await service.page(transaction.session, team, before=position, limit=limit)
@@ -38,7 +38,7 @@ async def list_sweeps(
 
 
 @router.get("/{sweep_id}", responses=examples.shown(examples.SWEEP))
-async def get_sweep(sweep_id: str, transaction: InTransaction, team: Team) -> Sweep:
+async def get_sweep(sweep_id: str, transaction: InTransaction, team: Scope) -> Sweep:
     """One sweep, with mean and interval for each arm."""
     return await service.show(
         transaction.session, await service.find(transaction.session, team, sweep_id)

@@ -6,7 +6,7 @@ import pydantic
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.base import new_id
+from app.db.base import new_id, visible
 from app.db.models import JobRow, SweepRow
 from app.exceptions import FieldProblem, JobInvalid, NotFound
 from app.jobs import service as jobs
@@ -43,14 +43,14 @@ async def submit(
     return row
 
 
-async def find(session: AsyncSession, team: str, sweep_id: str) -> SweepRow:
+async def find(session: AsyncSession, team: str | None, sweep_id: str) -> SweepRow:
     """A team's sweep.
 
     Raises:
         NotFound: There is none.
     """
     row: SweepRow | None = await session.scalar(
-        select(SweepRow).where(SweepRow.id == sweep_id, SweepRow.team == team)
+        select(SweepRow).where(SweepRow.id == sweep_id, visible(SweepRow.team, team))
     )
     if row is None:
         raise NotFound(f"there is no sweep {sweep_id!r}")
@@ -58,10 +58,10 @@ async def find(session: AsyncSession, team: str, sweep_id: str) -> SweepRow:
 
 
 async def page(
-    session: AsyncSession, team: str, *, before: int | None, limit: int
+    session: AsyncSession, team: str | None, *, before: int | None, limit: int
 ) -> Sequence[SweepRow]:
     """Sweeps of a team, newest first."""
-    query = select(SweepRow).where(SweepRow.team == team)
+    query = select(SweepRow).where(visible(SweepRow.team, team))
     if before is not None:
         query = query.where(SweepRow.arrival < before)
     return (await session.scalars(query.order_by(SweepRow.arrival.desc()).limit(limit))).all()

@@ -1,18 +1,36 @@
-"""Presence of workers."""
+"""Presence and state of workers."""
 
-from sqlalchemy import delete, func
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import WorkerRow
+from app.db.models import AttemptRow, JobRow, WorkerRow
+from app.queue.plan import WorkerState
+from app.queue.retries import Outcome
+
+SICK_AFTER = 2  # attempts in a row whose GPU could not be used
 
 
-async def beat(
-    session: AsyncSession, *, worker_id: str, hostname: str, pid: int, queue: str, gpus: int
-) -> None:
-    """Say that a worker is alive."""
-    now = func.clock_timestamp()
-    values = {"hostname": hostname, "pid": pid, "queue": queue, "gpus": gpus, "heartbeat_at": now}
+@dataclass(frozen=True)
+class Presence:
+    """What a worker says of itself."""
+
+    hostname: str
+    pid: int
+    queue: str
+    gpus: int
+    gpu_type: str | None
+    gpu_memory_gb: float | None
+    labels: list[str]
+    versions: dict[str, str]
+
+
+async def beat(session: AsyncSession, worker_id: str, presence: Presence) -> None:
+    """Say that a worker is alive. Its state stays as it is."""
+    values = {**asdict(presence), "heartbeat_at": func.clock_timestamp()}
     statement = insert(WorkerRow).values(id=worker_id, **values)
     await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
@@ -20,3 +38,46 @@ async def beat(
 async def leave(session: AsyncSession, worker_id: str) -> None:
     """Forget a worker that stops in good order."""
     await session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
+
+
+async def every(session: AsyncSession) -> Sequence[WorkerRow]:
+    """All workers, oldest first."""
+    return (await session.scalars(select(WorkerRow).order_by(WorkerRow.started_at))).all()
+
+
+async def get(session: AsyncSession, worker_id: str) -> WorkerRow | None:
+    """One worker, locked."""
+    found: WorkerRow | None = await session.scalar(
+        select(WorkerRow).where(WorkerRow.id == worker_id).with_for_update()
+    )
+    return found
+
+
+async def running_on(session: AsyncSession, team: str | None) -> dict[str, list[str]]:
+    """Ids of the jobs that run on each worker."""
+    query = (
+        select(AttemptRow.worker_id, AttemptRow.job_id)
+        .join(JobRow, JobRow.id == AttemptRow.job_id)
+        .where(AttemptRow.ended_at.is_(None))
+        .order_by(AttemptRow.started_at)
+    )
+    if team is not None:
+        query = query.where(JobRow.team == team)
+    found: dict[str, list[str]] = {}
+    for worker_id, job_id in await session.execute(query):
+        found.setdefault(worker_id, []).append(job_id)
+    return found
+
+
+async def note_gpu_failure(session: AsyncSession, worker_id: str, message: str) -> None:
+    """Take a worker out of service when its GPU has failed twice in a row."""
+    outcomes = await session.scalars(
+        select(AttemptRow.outcome)
+        .where(AttemptRow.worker_id == worker_id, AttemptRow.gpus > 0)
+        .order_by(AttemptRow.started_at.desc())
+        .limit(SICK_AFTER)
+    )
+    latest = outcomes.all()
+    worker = await get(session, worker_id)
+    if worker and len(latest) == SICK_AFTER and set(latest) == {Outcome.GPU_FAILED}:
+        worker.state, worker.state_reason = WorkerState.SICK, message

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -16,14 +17,21 @@ from dressage.authoring.errors import AuthoringError
 from dressage.cli.watching import watch_job
 from dressage.client import ApiError, Client, DownloadCorrupt, ServiceUnreachable
 from dressage.client.client import DEFAULT_URL
+from dressage.client.config import store_key, stored_key
 from dressage.spec.job import Job
+from dressage.spec.queue import QueueEntry
 from dressage.spec.status import TERMINAL, JobStatus
+from dressage.spec.team import KeySpec, Role, UsageBy
 from dressage.stack.errors import StackError
 from dressage.stack.up import Stack, StackOptions, default_data_dir
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 suites = typer.Typer(no_args_is_help=True, help="Upload and list suites.")
 app.add_typer(suites, name="suites")
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+app.add_typer(keys, name="keys")
+teams = typer.Typer(no_args_is_help=True, help="Teams that share the GPUs, and their limits.")
+app.add_typer(teams, name="teams")
 
 console = Console()
 errors = Console(stderr=True)
@@ -57,6 +65,14 @@ def up(
     except StackError as error:
         errors.print(f"[red]dressage up:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from None
+    key = stack.missing_key(stored_key(options.url))
+    if key:
+        file = store_key(options.url, key)
+        console.print(
+            f"an operator key, shown once and kept in {file}: {key}",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"ready: {options.url} (API documentation: {options.url}/docs)", highlight=False)
     stack.run_until_stopped()
 
@@ -216,6 +232,218 @@ def list_suites(url: Url = DEFAULT_URL, name: str | None = None) -> None:
                 info.created_at.strftime("%Y-%m-%d %H:%M"),
             )
         console.print(table)
+
+
+@app.command()
+def queue(url: Url = DEFAULT_URL) -> None:
+    """Show what waits: place, reason, estimated start."""
+    with _friendly(), Client(url) as client:
+        state = client.queue()
+        table = Table("#", "job", "team", "class", "GPUs", "starts in", "why it waits")
+        for entry in state.items:
+            table.add_row(
+                str(entry.position),
+                entry.job_id or "(not yours)",
+                entry.team,
+                entry.priority,
+                str(entry.gpus),
+                _starts_in(entry),
+                escape(entry.reason),
+            )
+        console.print(table)
+        console.print(
+            f"{state.running} jobs run; {state.gpus_free} of {state.gpus} GPUs are free",
+            highlight=False,
+        )
+
+
+@app.command()
+def workers(url: Url = DEFAULT_URL) -> None:
+    """Show what there is to run jobs."""
+    with _friendly(), Client(url) as client:
+        table = Table("worker", "queue", "state", "GPUs", "type", "labels", "runs")
+        for worker in client.workers():
+            reason = f" ({worker.state_reason})" if worker.state_reason else ""
+            table.add_row(
+                worker.id,
+                worker.queue,
+                escape(worker.state + reason),
+                str(worker.gpus),
+                worker.gpu_type or "",
+                ", ".join(worker.labels),
+                ", ".join(worker.jobs),
+            )
+        console.print(table)
+
+
+@app.command()
+def drain(worker_id: str, url: Url = DEFAULT_URL) -> None:
+    """Let a worker finish what it runs, and take nothing new."""
+    with _friendly(), Client(url) as client:
+        console.print(f"{worker_id} is {client.drain(worker_id).state}", highlight=False)
+
+
+@app.command()
+def activate(worker_id: str, url: Url = DEFAULT_URL) -> None:
+    """Let a drained or sick worker take jobs again."""
+    with _friendly(), Client(url) as client:
+        console.print(f"{worker_id} is {client.activate(worker_id).state}", highlight=False)
+
+
+@app.command()
+def usage(
+    url: Url = DEFAULT_URL,
+    by: UsageBy = UsageBy.TEAM,
+    since: Annotated[datetime | None, typer.Option(help="30 days ago unless given.")] = None,
+    csv: Annotated[bool, typer.Option(help="Print CSV.")] = False,
+) -> None:
+    """Show GPU time by team, job or attempt."""
+    with _friendly(), Client(url) as client:
+        start = since.astimezone().isoformat() if since else None
+        if csv:
+            print(client.usage_csv(by=by, since=start), end="")  # noqa: T201  for other programs
+            return
+        table = Table("team", "job", "attempts", "GPU hours", "hours")
+        for row in client.usage(by=by, since=start).items:
+            table.add_row(
+                row.team,
+                f"{row.job_id or ''}{f' #{row.attempt}' if row.attempt else ''}",
+                str(row.attempts),
+                f"{row.gpu_seconds / 3600:.2f}",
+                f"{row.seconds / 3600:.2f}",
+            )
+        console.print(table)
+
+
+@app.command()
+def audit(url: Url = DEFAULT_URL) -> None:
+    """Show who changed what, newest first."""
+    with _friendly(), Client(url) as client:
+        table = Table("time", "team", "key", "action", "on")
+        for entry in client.audit().items:
+            time = entry.time.strftime("%Y-%m-%d %H:%M:%S")
+            table.add_row(time, entry.team, entry.key_id, entry.action, escape(entry.target))
+        console.print(table)
+
+
+@keys.command("create")
+def create_key(
+    team: Annotated[str, typer.Option(help="Whose key it is.")],
+    role: Role = Role.SUBMITTER,
+    name: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
+    expires: Annotated[datetime | None, typer.Option(help="When it ends.")] = None,
+    requests_per_minute: int | None = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make a key. It is shown once."""
+    with _friendly(), Client(url) as client:
+        made = client.create_key(
+            KeySpec(
+                team=team,
+                role=role,
+                name=name,
+                expires_at=expires.astimezone() if expires else None,
+                requests_per_minute=requests_per_minute,
+            )
+        )
+        errors.print(f"{made.id}: shown once, keep it", highlight=False)
+        print(made.secret)  # noqa: T201  alone on its line, for other programs
+
+
+@keys.command("list")
+def list_keys(url: Url = DEFAULT_URL) -> None:
+    """List keys, newest first."""
+    with _friendly(), Client(url) as client:
+        table = Table("id", "team", "role", "name", "begins with", "state")
+        for key in client.keys().items:
+            state = "revoked" if key.revoked_at else "valid"
+            if key.expires_at and not key.revoked_at:
+                state = f"until {key.expires_at:%Y-%m-%d %H:%M}"
+            table.add_row(key.id, key.team, key.role, escape(key.name), key.prefix, state)
+        console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: str, url: Url = DEFAULT_URL) -> None:
+    """End a key, for good."""
+    with _friendly(), Client(url) as client:
+        client.revoke_key(key_id)
+        console.print(f"{key_id} is revoked", highlight=False)
+
+
+@keys.command("use")
+def use_key(
+    key: Annotated[str, typer.Argument(help="The secret, `drs_…`.")], url: Url = DEFAULT_URL
+) -> None:
+    """Keep a key in the config file, for this service."""
+    console.print(f"kept in {store_key(url, key)}", highlight=False, soft_wrap=True)
+
+
+@keys.command("show")
+def show_key(url: Url = DEFAULT_URL) -> None:
+    """Print the key that commands use for this service."""
+    key = stored_key(url)
+    if key is None:
+        errors.print(f"no key for {url}; keep one with `dressage keys use`", highlight=False)
+        raise typer.Exit(1)
+    print(key)  # noqa: T201  for other programs
+
+
+@teams.command("set")
+def set_team(
+    name: str,
+    weight: float = 1.0,
+    max_running_gpus: int | None = None,
+    max_queued_jobs: int | None = None,
+    gpu_hours_per_day: float | None = None,
+    gpu_hours_per_month: float | None = None,
+    max_storage_gb: float | None = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make a team, or give it other limits; what is left out has no limit."""
+    limits = {
+        "weight": weight,
+        "max_running_gpus": max_running_gpus,
+        "max_queued_jobs": max_queued_jobs,
+        "gpu_seconds_per_day": None if gpu_hours_per_day is None else gpu_hours_per_day * 3600,
+        "gpu_seconds_per_month": (
+            None if gpu_hours_per_month is None else gpu_hours_per_month * 3600
+        ),
+        "max_storage_bytes": None if max_storage_gb is None else int(max_storage_gb * 1e9),
+    }
+    with _friendly(), Client(url) as client:
+        console.print(f"team {client.put_team(name, limits).name} is set", highlight=False)
+
+
+@teams.command("list")
+def list_teams(url: Url = DEFAULT_URL) -> None:
+    """List teams with their limits and what they use now."""
+    with _friendly(), Client(url) as client:
+        table = Table("team", "weight", "running GPUs", "queued jobs", "storage")
+        for team in client.teams():
+            table.add_row(
+                team.name,
+                f"{team.weight:g}",
+                _of(team.running_gpus, team.max_running_gpus),
+                _of(team.queued_jobs, team.max_queued_jobs),
+                f"{team.storage_bytes / 1e9:.2f} GB",
+            )
+        console.print(table)
+
+
+def _of(used: int, limit: int | None) -> str:
+    return str(used) if limit is None else f"{used} of {limit}"
+
+
+def _starts_in(entry: QueueEntry) -> str:
+    start = entry.estimated_start
+    if start is None:
+        return "unknown"
+    first, last = (
+        max(0, round((moment - entry.looked_at).total_seconds() / 60))
+        for moment in (start.earliest, start.latest)
+    )
+    return f"{first} to {last} min" if last else "now"
 
 
 def _read_spec(path: Path) -> dict[str, object]:

@@ -16,9 +16,9 @@ QUIET = (EventType.ROLLOUT, EventType.ADJUSTMENT)
 
 def watch_job(client: Client, job_id: str, console: Console) -> Job:
     """Show a job from its first event to its last, and return it as it ended."""
-    waiting = client.job(job_id).waiting_for
+    waiting = client.job(job_id).waiting
     if waiting:
-        console.print(f"queued: {escape(waiting)}", highlight=False)
+        console.print(f"queued: {escape(waiting.reason)}", highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

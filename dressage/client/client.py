@@ -11,13 +11,25 @@ import httpx
 from pydantic import TypeAdapter
 
 from dressage.authoring.suite import Suite
+from dressage.client.config import stored_key
 from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
 from dressage.spec.artifact import Artifact
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import DryRun, Job, JobPage, JobSpec
+from dressage.spec.queue import QueueState, Worker
 from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
 from dressage.spec.sweep import Sweep, SweepSpec
+from dressage.spec.team import (
+    AuditPage,
+    Key,
+    KeyPage,
+    KeySpec,
+    NewKey,
+    Team,
+    TeamLimits,
+    Usage,
+)
 
 DEFAULT_URL = "http://127.0.0.1:8400"
 RECONNECT_SECONDS = 1.0
@@ -29,15 +41,20 @@ class Client:
 
     Args:
         url: Its address.
+        key: An API key; without one `DRESSAGE_API_KEY`, else the user's config file.
         timeout: Seconds to wait for an answer (uploads and downloads have none).
 
     Every method raises `ApiError` when the service refuses and `ServiceUnreachable` when nothing
     answers.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, *, timeout: float = 60) -> None:
+    def __init__(
+        self, url: str = DEFAULT_URL, *, key: str | None = None, timeout: float = 60
+    ) -> None:
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout)
+        key = key or stored_key(self.url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -124,6 +141,61 @@ class Client:
     def resume(self, job_id: str) -> Job:
         """Let a paused job go on."""
         return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/resume").content)
+
+    def queue(self) -> QueueState:
+        """Everything that waits, in order of standing."""
+        return QueueState.model_validate_json(self._send("GET", "/queue").content)
+
+    def workers(self) -> tuple[Worker, ...]:
+        """What there is to run jobs."""
+        content = self._send("GET", "/workers").content
+        return TypeAdapter(tuple[Worker, ...]).validate_json(content)
+
+    def drain(self, worker_id: str) -> Worker:
+        """Let a worker finish what it runs, and take nothing new."""
+        return self._worker(worker_id, "drain")
+
+    def activate(self, worker_id: str) -> Worker:
+        """Let a drained or sick worker take jobs again."""
+        return self._worker(worker_id, "activate")
+
+    def teams(self) -> tuple[Team, ...]:
+        """Teams with their limits and what they use."""
+        content = self._send("GET", "/teams").content
+        return TypeAdapter(tuple[Team, ...]).validate_json(content)
+
+    def put_team(self, name: str, limits: TeamLimits | Mapping[str, Any]) -> Team:
+        """Make a team, or give it other limits."""
+        content = TeamLimits.model_validate(limits).model_dump(mode="json")
+        return Team.model_validate_json(self._send("PUT", f"/teams/{name}", json=content).content)
+
+    def create_key(self, spec: KeySpec | Mapping[str, Any]) -> NewKey:
+        """Make a key; its secret is in the answer and nowhere else."""
+        content = KeySpec.model_validate(spec).model_dump(mode="json")
+        return NewKey.model_validate_json(self._send("POST", "/keys", json=content).content)
+
+    def keys(self, *, cursor: str | None = None) -> KeyPage:
+        """Keys, newest first."""
+        response = self._send("GET", "/keys", params={"cursor": cursor})
+        return KeyPage.model_validate_json(response.content)
+
+    def revoke_key(self, key_id: str) -> Key:
+        """End a key, for good."""
+        return Key.model_validate_json(self._send("DELETE", f"/keys/{key_id}").content)
+
+    def usage(self, **params: Any) -> Usage:
+        """GPU time: `since`, `until`, `by` (`team`, `job`, `attempt`)."""
+        return Usage.model_validate_json(self._send("GET", "/usage", params=params).content)
+
+    def usage_csv(self, **params: Any) -> str:
+        """The same as CSV."""
+        headers = {"Accept": "text/csv"}
+        return self._send("GET", "/usage", params=params, headers=headers).text
+
+    def audit(self, *, cursor: str | None = None) -> AuditPage:
+        """Who changed what, newest first."""
+        response = self._send("GET", "/audit", params={"cursor": cursor})
+        return AuditPage.model_validate_json(response.content)
 
     def preflight(self, spec: JobSpec | Mapping[str, Any]) -> Job:
         """Queue a look at whether a job can learn; its result has the report."""
@@ -234,6 +306,10 @@ class Client:
             raise DownloadCorrupt(f"{artifact.name}: the checksum is wrong; download it again")
         partial.replace(target)
         return target
+
+    def _worker(self, worker_id: str, action: str) -> Worker:
+        response = self._send("POST", f"/workers/{worker_id}/{action}")
+        return Worker.model_validate_json(response.content)
 
     def _push(self, content: bytes, name: str, content_type: str) -> SuiteInfo:
         response = self._send(

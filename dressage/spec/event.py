@@ -24,6 +24,7 @@ class EventType(StrEnum):
     ADJUSTMENT = "adjustment"
     WARNING = "warning"
     PREFLIGHT = "preflight"
+    STALLED = "stalled"
 
 
 class Event(Spec):

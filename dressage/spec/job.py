@@ -1,7 +1,7 @@
 """`POST /jobs`: the specification, and the job as the service shows it."""
 
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,7 @@ from dressage.spec.base import JSON_NUL, Spec
 from dressage.spec.export import ExportSpec, export_name
 from dressage.spec.measure import RewardSpec
 from dressage.spec.preflight import PreflightSpec
+from dressage.spec.queue import Wait
 from dressage.spec.status import ExportStatus, JobStatus, Reason
 from dressage.spec.training import EvaluationSpec, TrainingSpec
 
@@ -30,10 +31,30 @@ EXAMPLE = {
 }
 
 
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/=-]{1,60}$")]
+
+
 class ResourcesSpec(Spec):
     """What a worker must have free to take the job."""
 
     gpus: int = Field(default=1, ge=0, le=1, description="0: any worker, on its CPU.")
+    gpu_type: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=100,
+        description="Part of the GPU's name, in any case: `h100`.",
+    )
+    min_memory_gb: float | None = Field(
+        default=None, gt=0, le=10_000, description="Of each GPU, in GiB."
+    )
+    labels: tuple[Label, ...] = Field(
+        default=(), max_length=20, description="All must be among the worker's."
+    )
+    preemptible: bool = Field(
+        default=False,
+        description="Let a job of a higher class have the GPU after the current step; this one "
+        "keeps its place in the queue and goes on from its checkpoint.",
+    )
     network: bool = Field(
         default=False, description="Let the suite's code use the network, if the operator does."
     )
@@ -59,6 +80,14 @@ class JobSpec(Spec):
     exports: tuple[ExportSpec, ...] = ()
     resources: ResourcesSpec = ResourcesSpec()
     priority: Literal["urgent", "high", "normal", "low"] = "normal"
+
+    def planned_steps(self, case_count: int) -> int:
+        """Optimizer steps on a suite of so many cases, unless it ends early."""
+        training = self.training
+        if training.max_steps:
+            return training.max_steps
+        cases = case_count - self.evaluation.held_out(case_count)
+        return max(1, int(training.epochs * (cases // max(1, training.cases_per_step))))
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +153,9 @@ class Progress(Spec):
     total_steps: int | None = None
     reward: float | None = None
     loss: float | None = None
+    seconds_per_step: float | None = Field(
+        default=None, description="Mean over the steps of the current attempt."
+    )
 
 
 class ExportView(Spec):
@@ -149,7 +181,9 @@ class Job(Spec):
     status: JobStatus
     reason: Reason | None = Field(default=None, description="Why it ended, or was put back.")
     message: str | None = Field(default=None, description="The same as a sentence for people.")
-    waiting_for: str | None = Field(default=None, description="Why a queued job does not run yet.")
+    waiting: Wait | None = Field(
+        default=None, description="Why a queued job does not run yet, its place, and when it may."
+    )
     spec: JobSpec = Field(description="The effective specification.")
     sweep_id: str | None = Field(default=None, description="The sweep it is part of.")
     adjustments: tuple[Adjustment, ...] = ()

@@ -38,6 +38,9 @@ class Reason(StrEnum):
     MISSING_DEPENDENCY = "missing_dependency"
     DISK_FULL = "disk_full"
     WORKER_LOST = "worker_lost"
+    STALLED = "stalled"
+    GPU_FAILED = "gpu_failed"
+    PREEMPTED = "preempted"
     CONVERSION_FAILED = "conversion_failed"
     INTERNAL_ERROR = "internal_error"
 

@@ -19,7 +19,6 @@ from dressage.stack.errors import StackError
 from dressage.stack.program import KeptProgram, Program
 from dressage.stack.servers import Postgres, Valkey, run_directory
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLL_SECONDS = 0.2
 Say = Callable[[str], None]
 
@@ -37,8 +36,9 @@ class StackOptions:
 
     @property
     def url(self) -> str:
-        """The address of the API."""
-        return f"http://{self.host}:{self.port}"
+        """The address of the API, from this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]"}.get(self.host, self.host)
+        return f"http://{host}:{self.port}"
 
 
 def default_data_dir() -> Path:
@@ -72,10 +72,6 @@ class Stack:
 
     def _start(self) -> None:
         options = self._options
-        if options.host not in LOOPBACK:
-            raise StackError(
-                f"--host {options.host}: without keys the service listens on this machine alone"
-            )
         account = database_account()
         root = options.data_dir.resolve()
         _make_directory(root)
@@ -106,9 +102,24 @@ class Stack:
             **options.environment,
         }
         self._say("migrating the database")
-        _migrate(environment)
+        _run_module("app.db.migrate", environment)
+        self._first_key = _run_module("app.auth.first_key", environment).strip() or None
+        self._environment = environment
         for program in _service_programs(options, environment):
             self._bring_up(program)
+
+    def missing_key(self, known: str | None) -> str | None:
+        """An operator key for a user whose own one is not of this service, else None.
+
+        Whoever may start the service on its data directory may run it.
+        """
+        if self._first_key:
+            return self._first_key
+        headers = {"Authorization": f"Bearer {known}"}
+        answer = httpx.get(f"{self._options.url}/keys/mine", headers=headers, timeout=10)
+        if known and answer.status_code == httpx.codes.OK:
+            return None
+        return _run_module("app.auth.first_key", self._environment, "--new").strip()
 
     def run_until_stopped(self) -> None:
         """Restart what crashes until SIGTERM or SIGINT, then stop all."""
@@ -184,9 +195,9 @@ def _require_free_port(host: str, port: int) -> None:
             ) from None
 
 
-def _migrate(environment: dict[str, str]) -> None:
+def _run_module(module: str, environment: dict[str, str], *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "app.db.migrate"],
+        [sys.executable, "-m", module, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -194,7 +205,8 @@ def _migrate(environment: dict[str, str]) -> None:
     )
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        raise StackError(lines[-1] if lines else "the database could not be migrated")
+        raise StackError(lines[-1] if lines else f"{module} failed")
+    return done.stdout
 
 
 def _service_programs(options: StackOptions, environment: dict[str, str]) -> list[Program]:
@@ -204,13 +216,15 @@ def _service_programs(options: StackOptions, environment: dict[str, str]) -> lis
         except httpx.HTTPError:
             return False
 
-    def celery(queue: str) -> tuple[str, ...]:
+    def celery(queue: str, threads: int) -> tuple[str, ...]:
         return (
             *(sys.executable, "-m", "celery", "-A", "worker.celery_app", "worker", "-Q", queue),
-            *("--pool", "threads", "-c", "1", "-n", f"{queue}@%h", "--loglevel", "WARNING"),
+            *("--pool", "threads", "-c", str(threads), "-n", f"{queue}@%h"),
+            *("--loglevel", "WARNING"),
             *("--without-gossip", "--without-mingle", "--without-heartbeat"),
         )
 
+    threads = int(_run_module("worker.presence", environment))
     api = (
         *(sys.executable, "-m", "uvicorn", "--factory", "app.main:create_app"),
         *("--host", options.host, "--port", str(options.port), "--no-access-log"),
@@ -219,6 +233,6 @@ def _service_programs(options: StackOptions, environment: dict[str, str]) -> lis
     return [
         Program("api", api, environment, ready=answers),
         Program("scheduler", (sys.executable, "-m", "worker.scheduler"), environment),
-        Program("training-worker", celery("training"), environment),
-        Program("export-worker", celery("exports"), environment),
+        Program("training-worker", celery("training", threads), environment),
+        Program("export-worker", celery("exports", 1), environment),
     ]

@@ -17,8 +17,9 @@ def test_a_job_is_stored_with_its_effective_specification(api, suite, job_spec):
     assert job["spec"]["suite"] == "arithmetic@1"
     assert job["spec"]["training"]["gradient_accumulation"] == 4
     assert {a["field"] for a in job["adjustments"]} == {"suite", "training.gradient_accumulation"}
-    assert job["waiting_for"] == "no training worker is alive"
-    assert api.get(f"/jobs/{job['id']}").json() == job
+    assert job["waiting"]["reason"] == "no training worker is alive"
+    again = api.get(f"/jobs/{job['id']}").json()
+    assert again | {"waiting": None} == job | {"waiting": None}
     events = api.get(f"/jobs/{job['id']}/events").json()["items"]
     assert [event["type"] for event in events] == ["status", "adjustment", "adjustment"]
     assert [event["seq"] for event in events] == [1, 2, 3]

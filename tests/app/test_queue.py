@@ -1,18 +1,30 @@
 """Leases, on real transactions."""
 
 import asyncio
-from datetime import timedelta
 
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import select, update
 
 from app.db.base import new_id
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.db.models import AttemptRow, EventRow, ExportRow, JobRow, SuiteRow
 from app.jobs.lifecycle import TRANSITIONS, IllegalTransition, lock_job, switch_status
-from app.queue.claim import StaleLease, claim, end_attempt, fenced, heartbeat, reap, release
-from app.queue.exports import claim_export, reap_exports, settle_export
+from app.queue.claim import (
+    StaleLease,
+    claim,
+    end_attempt,
+    fenced,
+    heartbeat,
+    open_leases,
+    reap,
+    release,
+)
+from app.queue.exports import claim_export, open_export_leases, reap_exports, settle_export
+from app.queue.retries import Outcome, RetryPolicy
+from app.queue.silence import SilenceWatch
+from app.workers.repository import beat
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
+from tests.workers import presence
 
 
 @pytest.fixture
@@ -74,20 +86,18 @@ async def add_job(sessions, **values):
         return job.id
 
 
-async def take(sessions, worker="w", gpus=8, lease_seconds=60.0):
+async def take(sessions, worker="w", **machine):
+    """The lease that a live worker gets, if any."""
     async with unit_of_work(sessions) as session:
-        return await claim(session, worker_id=worker, gpus=gpus, lease_seconds=lease_seconds)
+        await beat(session, worker, presence(**machine))
+    async with unit_of_work(sessions) as session:
+        return (await claim(session, worker)).lease
 
 
-async def expire(sessions):
+async def lose(sessions, policy=RetryPolicy(back_off_seconds=0)):  # noqa: B008
+    """End every lease, as if it had stood still; the jobs concerned."""
     async with unit_of_work(sessions) as session:
-        past = func.clock_timestamp() - timedelta(seconds=1)
-        await session.execute(update(AttemptRow).values(lease_expires_at=past))
-        await session.execute(
-            update(ExportRow)
-            .where(ExportRow.lease_expires_at.is_not(None))
-            .values(lease_expires_at=past)
-        )
+        return await reap(session, await open_leases(session), policy)
 
 
 async def job_of(sessions, job_id):
@@ -119,28 +129,67 @@ def test_nothing_leaves_a_terminal_state():
     assert set(TRANSITIONS) == set(JobStatus)
 
 
-def test_priority_then_first_come_first_served(run):
+def test_class_then_first_come_first_served(run):
     async def work(sessions):
         low = await add_job(sessions, priority=3)
         first = await add_job(sessions)
         second = await add_job(sessions)
         urgent = await add_job(sessions, priority=0)
         gpu = await add_job(sessions, priority=0, gpus=1)
-        taken = [(await take(sessions, gpus=0)).job_id for _ in range(4)]
+        taken = [(await take(sessions, f"w{n}")).job_id for n in range(4)]
         assert taken == [urgent, first, second, low]
-        assert await take(sessions, gpus=0) is None
-        assert (await take(sessions, gpus=1)).job_id == gpu
+        assert await take(sessions, "w9") is None
+        assert (await take(sessions, "g", gpus=1)).job_id == gpu
+
+    run(work)
+
+
+def test_a_worker_runs_as_many_jobs_as_it_has_gpus_each_on_its_own(run):
+    async def work(sessions):
+        for gpus in (2, 1, 1, 1):
+            await add_job(sessions, gpus=gpus)
+        leases = [await take(sessions, "w", gpus=4) for _ in range(4)]
+        assert [lease.gpu_indexes for lease in leases if lease] == [(0, 1), (2,), (3,)]
+        assert leases[3] is None
+        async with unit_of_work(sessions) as session:
+            await release(session, leases[1], "x")
+        again = await take(sessions, "w", gpus=4)
+        assert (again.job_id, again.gpu_indexes) == (leases[1].job_id, (2,))
+
+    run(work)
+
+
+def test_a_worker_that_looks_is_told_who_else_should(run):
+    async def work(sessions):
+        for name, gpus in (("big", 4), ("small", 1)):
+            async with unit_of_work(sessions) as session:
+                await beat(session, name, presence(gpus=gpus))
+        await add_job(sessions, gpus=1)
+        async with unit_of_work(sessions) as session:
+            found = await claim(session, "big")
+        assert (found.lease, found.others) == (None, ("small",))  # the tightest one that fits
 
     run(work)
 
 
 def test_many_claimers_never_share_a_job(run):
     async def work(sessions):
-        ids = {await add_job(sessions) for _ in range(20)}
-        leases = await asyncio.gather(*(take(sessions, worker=f"w{n}") for n in range(40)))
+        ids = {await add_job(sessions, gpus=1) for _ in range(100)}
+        for n in range(25):
+            async with unit_of_work(sessions) as session:
+                await beat(session, f"w{n}", presence(gpus=4))
+
+        async def look(n):
+            async with unit_of_work(sessions) as session:
+                return (await claim(session, f"w{n % 25}")).lease
+
+        leases = await asyncio.gather(*(look(n) for n in range(200)))
         taken = [lease.job_id for lease in leases if lease]
-        assert len(taken) == 20
+        assert len(taken) == 100
         assert set(taken) == ids
+        async with unit_of_work(sessions) as session:
+            held = await session.execute(select(AttemptRow.worker_id, AttemptRow.gpu_indexes))
+        assert len({(worker, *indexes) for worker, indexes in held}) == 100
 
     run(work)
 
@@ -149,14 +198,12 @@ def test_an_expired_lease_goes_to_the_next_worker_and_the_old_one_is_fenced_off(
     async def work(sessions):
         job_id = await add_job(sessions)
         old = await take(sessions, "old")
-        await expire(sessions)
-        async with unit_of_work(sessions) as session:
-            assert await reap(session, max_attempts=3) == [job_id]
+        assert await lose(sessions) == [job_id]
         assert (await job_of(sessions, job_id)).status == JobStatus.QUEUED
         new = await take(sessions, "new")
         assert (new.job_id, new.attempt) == (job_id, 2)
         for stale in (
-            lambda s: heartbeat(s, old, 60),
+            lambda s: heartbeat(s, old),
             lambda s: fenced(s, old),
             lambda s: release(s, old, "x"),
         ):
@@ -164,7 +211,7 @@ def test_an_expired_lease_goes_to_the_next_worker_and_the_old_one_is_fenced_off(
                 async with unit_of_work(sessions) as session:
                     await stale(session)
         async with unit_of_work(sessions) as session:
-            assert await heartbeat(session, new, 60) == JobStatus.PREPARING
+            assert await heartbeat(session, new) == JobStatus.PREPARING
             owners = await session.scalars(
                 select(AttemptRow.worker_id).where(AttemptRow.ended_at.is_(None))
             )
@@ -173,12 +220,50 @@ def test_an_expired_lease_goes_to_the_next_worker_and_the_old_one_is_fenced_off(
     run(work)
 
 
-def test_a_live_lease_is_not_reaped(run):
+def test_a_lease_that_moves_is_not_reaped(run):
     async def work(sessions):
         await add_job(sessions)
-        await take(sessions)
+        lease = await take(sessions)
         async with unit_of_work(sessions) as session:
-            assert await reap(session, max_attempts=3) == []
+            seen = await open_leases(session)
+        async with unit_of_work(sessions) as session:
+            await heartbeat(session, lease)
+        async with unit_of_work(sessions) as session:
+            assert await reap(session, seen, RetryPolicy()) == []
+
+    run(work)
+
+
+def test_silence_is_measured_by_the_observers_clock_alone():
+    now = 0.0
+    watch = SilenceWatch(10, clock=lambda: now)
+    assert watch.silent({"a": 1, "b": 1}) == {}
+    now = 9.0
+    assert watch.silent({"a": 2, "b": 1}) == {}
+    now = 11.0
+    assert watch.silent({"a": 2, "b": 1}) == {"b": 1}
+    watch.blind()  # the database was away
+    now = 100.0
+    assert watch.silent({"a": 2, "b": 1}) == {}
+    now = 110.0
+    assert watch.silent({"a": 2}) == {"a": 2}
+
+
+def test_accidents_are_tried_again_later_each_time(run):
+    async def work(sessions):
+        policy = RetryPolicy(max_attempts=4, back_off_seconds=1000)
+        job_id = await add_job(sessions)
+        waits = []
+        for _ in range(3):
+            assert await take(sessions)
+            await lose(sessions, policy)
+            job = await job_of(sessions, job_id)
+            waits.append(job.message.rsplit("; ", 1)[1])
+            if job.not_before:
+                assert await take(sessions) is None
+                async with unit_of_work(sessions) as session:
+                    await session.execute(update(JobRow).values(not_before=None))
+        assert waits == ["queued again", "tried again in 1000 s", "tried again in 3000 s"]
 
     run(work)
 
@@ -188,9 +273,7 @@ def test_a_job_that_loses_worker_after_worker_fails_with_the_reason(run):
         job_id = await add_job(sessions)
         for _ in range(3):
             assert await take(sessions)
-            await expire(sessions)
-            async with unit_of_work(sessions) as session:
-                await reap(session, max_attempts=3)
+            await lose(sessions)
         job = await job_of(sessions, job_id)
         assert (job.status, job.reason) == (JobStatus.FAILED, Reason.WORKER_LOST)
 
@@ -214,10 +297,9 @@ def test_a_cancelled_job_whose_worker_is_lost_ends_cancelled(run):
         job_id = await add_job(sessions)
         lease = await take(sessions)
         async with unit_of_work(sessions) as session:
-            await switch_status(session, await fenced(session, lease), JobStatus.CANCELLING)
-        await expire(sessions)
-        async with unit_of_work(sessions) as session:
-            await reap(session, max_attempts=3)
+            job, _ = await fenced(session, lease)
+            await switch_status(session, job, JobStatus.CANCELLING)
+        await lose(sessions)
         assert (await job_of(sessions, job_id)).status == JobStatus.CANCELLED
 
     run(work)
@@ -241,7 +323,7 @@ async def add_exporting_job(sessions, exports):
 
 async def take_export(sessions):
     async with unit_of_work(sessions) as session:
-        return await claim_export(session, lease_seconds=60)
+        return await claim_export(session)
 
 
 def test_the_last_export_ends_the_job_and_a_failed_one_does_not_fail_it(run):
@@ -265,9 +347,8 @@ def test_an_export_is_tried_three_times_when_its_workers_are_lost(run):
         for attempt in (1, 2, 3):
             lease = await take_export(sessions)
             assert lease.attempt == attempt
-            await expire(sessions)
             async with unit_of_work(sessions) as session:
-                assert await reap_exports(session) == [job_id]
+                assert await reap_exports(session, await open_export_leases(session)) == [job_id]
         assert await take_export(sessions) is None
         with pytest.raises(StaleLease):
             async with unit_of_work(sessions) as session:
@@ -290,12 +371,12 @@ def test_exports_wait_until_training_is_over(run):
 
 def test_an_attempt_that_ended_cannot_be_ended_again(run):
     async def work(sessions):
-        await add_job(sessions)
-        lease = await take(sessions)
+        job_id = await add_job(sessions)
+        assert await take(sessions)
+        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+            async with unit_of_work(sessions) as session:
+                await end_attempt(session, await lock_job(session, job_id), outcome)
         async with unit_of_work(sessions) as session:
-            await end_attempt(session, lease, "succeeded")
-        async with unit_of_work(sessions) as session:
-            await end_attempt(session, lease, "failed")
             outcome = await session.scalar(select(AttemptRow.outcome))
         assert outcome == "succeeded"
 

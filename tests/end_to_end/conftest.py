@@ -1,5 +1,6 @@
 """The whole service, as `dressage up` starts it."""
 
+import json
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ class Service:
         self.data = root / "data"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.config = {"XDG_CONFIG_HOME": str(root / "config")}
         self.start()
 
     def start(self):
@@ -33,10 +35,16 @@ class Service:
             [*DRESSAGE, "up", "--data-dir", str(self.data), "--port", str(self.port)],
             stdout=self.log,
             stderr=self.log,
-            env={**os.environ, "DRESSAGE_LEASE_SECONDS": "4"},
+            env={**os.environ, "DRESSAGE_LEASE_SECONDS": "4", **self.config},
         )
         wait_for(lambda: "ready:" in self.output() or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.output()
+
+    @property
+    def key(self):
+        """The operator key that the start has kept for its user."""
+        file = self.root / "config" / "dressage" / "config.json"
+        return json.loads(file.read_text())["keys"][self.url]
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
@@ -63,7 +71,7 @@ class Service:
             capture_output=True,
             text=True,
             check=False,
-            env={**os.environ, "DRESSAGE_URL": self.url, "COLUMNS": "200"},
+            env={**os.environ, "DRESSAGE_URL": self.url, "COLUMNS": "200", **self.config},
         )
 
 
@@ -79,7 +87,7 @@ def service():
 
 @pytest.fixture
 def client(service):
-    with Client(service.url) as client:
+    with Client(service.url, key=service.key) as client:
         yield client
 
 

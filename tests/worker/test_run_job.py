@@ -8,24 +8,29 @@ import threading
 import psycopg
 import pytest
 
+from app.queue.retries import RetryPolicy
 from app.storage import Storage
 from tests.waiting import wait_for
+from tests.workers import register
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.run_job import run_next_job
 
 
 @pytest.fixture
 def context(settings):
-    return WorkerContext(
+    context = WorkerContext(
         worker_id="test-worker",
-        gpus=0,
         database_url=settings.sqlalchemy_url,
         storage=Storage(settings.storage_dir),
         runs_dir=settings.runs_dir,
         lease_seconds=5,
+        stall_seconds=60,
+        retry_policy=RetryPolicy(max_attempts=2, back_off_seconds=0),
         stopping=threading.Event(),
         training_module="tests.worker.scripted_trainer",
     )
+    asyncio.run(register(settings.sqlalchemy_url, context.worker_id))
+    return context
 
 
 @pytest.fixture
@@ -39,7 +44,8 @@ def submit(api, suite, job_spec):
 
 
 def work(context):
-    return asyncio.run(run_next_job(context))
+    """Run the next job; whether there was one."""
+    return asyncio.run(run_next_job(context)).lease is not None
 
 
 def events(api, job_id, type_=None):
@@ -101,7 +107,6 @@ def test_downloads_are_checked_and_resumable(api, context, submit):
     [
         ("user error", "user_code_error", "your measure is broken"),
         ("segfault", "internal_error", "signal 11"),
-        ("killed", "out_of_memory", "memory"),
     ],
 )
 def test_a_child_that_fails_gives_its_reason(api, context, submit, script, reason, message):

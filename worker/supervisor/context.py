@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.queue.retries import RetryPolicy
 from app.storage import Storage
 
 
@@ -18,11 +19,12 @@ class WorkerContext:
     """
 
     worker_id: str
-    gpus: int
     database_url: str
     storage: Storage
     runs_dir: Path
     lease_seconds: float
+    stall_seconds: float
+    retry_policy: RetryPolicy
     stopping: threading.Event
     training_module: str = "worker.training"
     export_module: str = "worker.training.export"

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 KEPT = (
@@ -14,7 +15,6 @@ KEPT = (
     "TZ",
     "HOME",
     "TMPDIR",
-    "CUDA_VISIBLE_DEVICES",
     "LD_LIBRARY_PATH",
     "DRESSAGE_JUDGE_KEY",
 )
@@ -29,15 +29,17 @@ class ChildProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, module: str, run: Path) -> "ChildProcess":
-        """Start it."""
+    async def start(
+        cls, module: str, run: Path, *, gpu_indexes: Sequence[int] = ()
+    ) -> "ChildProcess":
+        """Start it, able to see these GPUs of the worker and no other one."""
         with (run / "output.log").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, str(run)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(),
+                env=_environment(gpu_indexes),
                 start_new_session=True,
             )
         return cls(process)
@@ -66,10 +68,22 @@ class ChildProcess:
             os.killpg(self._process.pid, number)
 
 
-def _environment() -> dict[str, str]:
+def _environment(gpu_indexes: Sequence[int]) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
         if name in KEPT or name.startswith(KEPT_PREFIXES)
     }
-    return {**kept, "DRESSAGE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+    return {
+        **kept,
+        "CUDA_VISIBLE_DEVICES": _devices(gpu_indexes),
+        "DRESSAGE_PARENT_PID": str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _devices(gpu_indexes: Sequence[int]) -> str:
+    """Names of GPUs that the worker counts from 0, among those that it sees itself."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else []
+    return ",".join(names[index] if names else str(index) for index in gpu_indexes)

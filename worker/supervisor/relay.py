@@ -1,4 +1,8 @@
-"""Reads the lines a run appends to its events file, and keeps the place."""
+"""Reads the lines a run appends to its events file.
+
+How far they are stored stands in the database, written with the events themselves: a commit whose
+answer was lost is neither repeated nor skipped.
+"""
 
 import json
 from datetime import datetime
@@ -12,31 +16,24 @@ from worker.training.run_dir import EVENTS
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 
 
-class EventTail:
-    """Hands out whole lines, at most so many bytes at a time; `advance` makes it final."""
+def has_more(run: Path, position: int) -> bool:
+    """Whether anything stands in the file after a position."""
+    path = run / EVENTS
+    return path.is_file() and path.stat().st_size > position
 
-    def __init__(self, run: Path) -> None:
-        self._path = run / EVENTS
-        self._position = 0
-        self._pending = 0
 
-    def read(self) -> list[EventDraft]:
-        """The next lines. Read again until `advance` is called."""
-        self._pending = 0
-        if not self._path.is_file():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read(MAX_BATCH_BYTES)
-            while data and b"\n" not in data and (more := file.read(MAX_BATCH_BYTES)):
-                data += more  # one line longer than a batch
-        whole = data[: data.rfind(b"\n") + 1]
-        self._pending = len(whole)
-        return [_draft(line) for line in whole.splitlines()]
-
-    def advance(self) -> None:
-        """What was read is stored."""
-        self._position += self._pending
+def read_events(run: Path, position: int) -> tuple[list[EventDraft], int]:
+    """Whole lines after a position, at most so many bytes, and the position after them."""
+    path = run / EVENTS
+    if not path.is_file():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        data = file.read(MAX_BATCH_BYTES)
+        while data and b"\n" not in data and (more := file.read(MAX_BATCH_BYTES)):
+            data += more  # one line longer than a batch
+    whole = data[: data.rfind(b"\n") + 1]
+    return [_draft(line) for line in whole.splitlines()], position + len(whole)
 
 
 def _draft(line: bytes) -> EventDraft:

@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import shutil
-from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy.exc import OperationalError
 
 from app.artifacts import repository as artifacts
-from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
+from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
 from app.db.models import ArtifactRow, JobRow, SuiteRow
 from app.jobs.lifecycle import EventDraft, append_events
 from app.queue.claim import StaleLease
@@ -31,8 +29,8 @@ from worker.supervisor.context import WorkerContext
 from worker.supervisor.files import register_files, store_files
 from worker.supervisor.outcome import Outcome, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
-from worker.supervisor.relay import EventTail
-from worker.supervisor.watch import Ending, watch
+from worker.supervisor.relay import has_more, read_events
+from worker.supervisor.watch import Ending, until_stored, watch
 from worker.training.export.spec import ExportRunSpec
 from worker.training.run_dir import INPUT, SPEC, SUITE
 
@@ -46,49 +44,132 @@ async def run_next_export(context: WorkerContext) -> bool:
     """Claim and run one export. False when there is none."""
     engine = create_engine(context.database_url, pooled=False)
     sessions = create_sessions(engine)
-    async with unit_of_work(sessions) as session:
-        lease = await claim_export(session, lease_seconds=context.lease_seconds)
-        if lease is None:
-            return False
-        job = await session.get_one(JobRow, lease.job_id)
-        suite = await session.get_one(SuiteRow, job.suite_id)
-        trained = await artifacts.of_kind(session, job.id, TRAINED)
+    try:
+        async with unit_of_work(sessions) as session:
+            lease = await claim_export(session)
+            if lease is None:
+                return False
+            job = await session.get_one(JobRow, lease.job_id)
+            suite = await session.get_one(SuiteRow, job.suite_id)
+            trained = await artifacts.of_kind(session, job.id, TRAINED)
+    except DATABASE_AWAY as error:
+        log.warning("claim.database", error=str(error).splitlines()[:1])
+        return False
     assert trained is not None  # a job reaches `exporting` with its trained files stored
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, export=lease.name):
         log.info("export.claimed", attempt=lease.attempt)
-        run = context.runs_dir / lease.job_id / f"{lease.name}-attempt-{lease.attempt}"
+        work = ExportRun(context, sessions, lease)
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
             try:
-                await asyncio.to_thread(_prepare, context, lease, run, job, suite, trained)
-                await _run(context, sessions, lease, run)
-            except (StaleLease, OperationalError):
+                await asyncio.to_thread(work.prepare, job, suite, trained)
+                await work.run()
+            except StaleLease:
                 raise
             except Exception as error:
                 log.exception("export.not_settled")
-                await _settle(context, sessions, lease, run, outcome_of(error))
+                await work.settle(outcome_of(error))
     return True
 
 
-def _prepare(
-    context: WorkerContext,
-    lease: ExportLease,
-    run: Path,
-    job: JobRow,
-    suite: SuiteRow,
-    trained: ArtifactRow,
-) -> None:
-    run.mkdir(parents=True)
-    job_spec = JobSpec.model_validate(job.spec)
-    spec = _export_spec(
-        lease,
-        job_spec,
-        load(context.storage, suite),
-        job_spec.agent.tool_schemas(suite.tools, suite.environments),
-        ArtifactKind(trained.kind),
-    )
-    (run / SPEC).write_text(spec.model_dump_json(indent=1))
-    shutil.copyfile(context.storage.path(trained.sha256), run / INPUT)
-    shutil.copyfile(context.storage.path(suite.storage_key), run / SUITE)
+class ExportRun:
+    """One attempt at an export, from its directory to its end."""
+
+    def __init__(self, context: WorkerContext, sessions: Sessions, lease: ExportLease) -> None:
+        self._context, self._sessions, self._lease = context, sessions, lease
+        self._run = context.runs_dir / lease.job_id / f"{lease.name}-attempt-{lease.attempt}"
+        self._relayed = 0
+
+    def prepare(self, job: JobRow, suite: SuiteRow, trained: ArtifactRow) -> None:
+        """Lay out the run directory."""
+        self._run.mkdir(parents=True)
+        storage = self._context.storage
+        job_spec = JobSpec.model_validate(job.spec)
+        spec = _export_spec(
+            self._lease,
+            job_spec,
+            load(storage, suite),
+            job_spec.agent.tool_schemas(suite.tools, suite.environments),
+            ArtifactKind(trained.kind),
+        )
+        (self._run / SPEC).write_text(spec.model_dump_json(indent=1))
+        shutil.copyfile(storage.path(trained.sha256), self._run / INPUT)
+        shutil.copyfile(storage.path(suite.storage_key), self._run / SUITE)
+
+    async def run(self) -> None:
+        """Start the child, watch it, store what came of it."""
+        child = await ChildProcess.start(self._context.export_module, self._run)
+        try:
+            ending = await watch(self._context, child, self)
+            log.info("child.ended", ending=ending, returncode=child.returncode)
+            if ending is Ending.STOPPING:
+                await until_stored(self._release)
+            elif ending is Ending.CANCELLED:
+                await until_stored(self._cancelled)
+            elif ending is Ending.EXITED:
+                await self.settle(read_outcome(self._run, child.returncode))
+        finally:
+            await child.kill()
+        if ending is not Ending.STALE:
+            await asyncio.to_thread(shutil.rmtree, self._run, ignore_errors=True)
+
+    async def heartbeat(self) -> JobStatus:
+        """Keep the lease; the job's status."""
+        async with unit_of_work(self._sessions) as session:
+            return await heartbeat_export(session, self._lease)
+
+    async def relay(self) -> bool:
+        """Store the next batch of events; whether there was one."""
+        if not has_more(self._run, self._relayed):
+            return False
+        async with unit_of_work(self._sessions) as session:
+            job, export = await fenced_export(session, self._lease)
+            drafts, export.relayed = read_events(self._run, export.relayed)
+            named = [
+                EventDraft(draft.type, {**draft.data, "export": self._lease.name}, draft.time)
+                for draft in drafts
+            ]
+            await append_events(session, job.id, named)
+        self._relayed = export.relayed
+        return bool(drafts)
+
+    def pause(self) -> None:
+        """Exports run to their end."""
+
+    def has_stalled(self) -> bool:
+        """A conversion says nothing for as long as it takes."""
+        return False
+
+    async def settle(self, outcome: Outcome) -> None:
+        """Store the files, or why there are none."""
+        manifest = outcome.manifest
+        if manifest:
+            await asyncio.to_thread(store_files, self._context.storage, self._run, manifest)
+
+        async def store() -> None:
+            async with unit_of_work(self._sessions) as session:
+                if manifest:
+                    job, _ = await fenced_export(session, self._lease)
+                    await register_files(session, job.id, manifest)
+                await settle_export(
+                    session,
+                    self._lease,
+                    ExportStatus.SUCCEEDED if manifest else ExportStatus.FAILED,
+                    reason=outcome.reason,
+                    message=outcome.message or None,
+                    result=manifest.result if manifest else None,
+                )
+
+        await until_stored(store)
+
+    async def _release(self) -> None:
+        async with unit_of_work(self._sessions) as session:
+            await release_export(session, self._lease)
+
+    async def _cancelled(self) -> None:
+        async with unit_of_work(self._sessions) as session:
+            await settle_export(
+                session, self._lease, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
+            )
 
 
 def _export_spec(
@@ -104,65 +185,3 @@ def _export_spec(
             "context_length": PROMPT_TOKENS + job.training.max_completion_length,
         }
     )
-
-
-async def _run(context: WorkerContext, sessions: Sessions, lease: ExportLease, run: Path) -> None:
-    child = await ChildProcess.start(context.export_module, run)
-    tail = EventTail(run)
-
-    async def keep_lease() -> JobStatus:
-        async with unit_of_work(sessions) as session:
-            return await heartbeat_export(session, lease, context.lease_seconds)
-
-    async def relay() -> bool:
-        drafts = [
-            EventDraft(draft.type, {**draft.data, "export": lease.name}, draft.time)
-            for draft in tail.read()
-        ]
-        if drafts:
-            async with unit_of_work(sessions) as session:
-                job, _ = await fenced_export(session, lease)
-                await append_events(session, job.id, drafts)
-        tail.advance()
-        return bool(drafts)
-
-    ending = await watch(context, child, heartbeat=keep_lease, relay=relay)
-    log.info("child.ended", ending=ending, returncode=child.returncode)
-    if ending is Ending.STOPPING:
-        async with unit_of_work(sessions) as session:
-            await release_export(session, lease)
-    elif ending is Ending.CANCELLED:
-        async with unit_of_work(sessions) as session:
-            await settle_export(
-                session, lease, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
-            )
-    elif ending is Ending.EXITED:
-        await _settle(context, sessions, lease, run, read_outcome(run, child.returncode))
-    if ending is not Ending.STALE:
-        await asyncio.to_thread(shutil.rmtree, run, ignore_errors=True)
-
-
-async def _settle(
-    context: WorkerContext, sessions: Sessions, lease: ExportLease, run: Path, outcome: Outcome
-) -> None:
-    if outcome.manifest is None:
-        async with unit_of_work(sessions) as session:
-            await settle_export(
-                session,
-                lease,
-                ExportStatus.FAILED,
-                reason=outcome.reason,
-                message=outcome.message,
-            )
-        return
-    await asyncio.to_thread(store_files, context.storage, run, outcome.manifest)
-    async with unit_of_work(sessions) as session:
-        job, _ = await fenced_export(session, lease)
-        await register_files(session, job.id, outcome.manifest)
-        await settle_export(
-            session,
-            lease,
-            ExportStatus.SUCCEEDED,
-            reason=Reason.COMPLETED,
-            result=outcome.manifest.result,
-        )

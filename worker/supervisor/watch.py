@@ -4,10 +4,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 import structlog
-from sqlalchemy.exc import OperationalError
 
+from app.db.engine import DATABASE_AWAY
 from app.queue.claim import StaleLease
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
@@ -16,6 +17,8 @@ from worker.supervisor.process import ChildProcess
 log = structlog.get_logger()
 
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 10.0  # a database that takes longer is away
+T = TypeVar("T")
 
 
 class Ending(StrEnum):
@@ -25,27 +28,30 @@ class Ending(StrEnum):
     CANCELLED = "cancelled"
     STOPPING = "stopping"
     STALE = "stale"
+    STALLED = "stalled"
 
 
-async def watch(
-    context: WorkerContext,
-    child: ChildProcess,
-    *,
-    heartbeat: Callable[[], Awaitable[JobStatus]],
-    relay: Callable[[], Awaitable[bool]],
-    pause: Callable[[], object] | None = None,
-) -> Ending:
-    """Until the child ends, or must.
+class Watched(Protocol):
+    """What the watch asks of a piece of work."""
+
+    async def heartbeat(self) -> JobStatus:
+        """Keep the lease; the job's status."""
+
+    async def relay(self) -> bool:
+        """Store the next batch of events; whether there was one."""
+
+    def pause(self) -> None:
+        """Tell the child to stop at its next step."""
+
+    def has_stalled(self) -> bool:
+        """Whether the child has not got on for too long."""
+
+
+async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> Ending:
+    """Until the child ends, or must. It has ended on return, unless it stalled.
 
     A worker that cannot reach the database for most of its lease ends its own child, before the
     lease passes to another worker.
-
-    Args:
-        context: This worker.
-        child: The running child; ended on return unless it exited by itself.
-        heartbeat: Extends the lease and returns the job's status.
-        relay: Stores the next batch of events and says whether there was one.
-        pause: Tells the child to stop at its next step.
     """
     confirmed = time.monotonic()
     while True:
@@ -54,25 +60,42 @@ async def watch(
             await child.kill()
             return Ending.STOPPING
         try:
-            status = await heartbeat()
+            async with asyncio.timeout(min(ANSWER_SECONDS, 0.4 * context.lease_seconds)):
+                status = await work.heartbeat()
             confirmed = time.monotonic()
             if status is JobStatus.CANCELLING:
                 await child.kill()
                 return Ending.CANCELLED
-            if status is JobStatus.PAUSING and pause:
-                pause()
-            while await relay():
-                await heartbeat()
+            if status is JobStatus.PAUSING:
+                work.pause()
+            while await work.relay():
+                await work.heartbeat()
         except StaleLease:
             log.warning("lease.stale")
             await child.kill()
             return Ending.STALE
-        except OperationalError as error:
-            log.warning("database.unreachable", error=str(error).splitlines()[0])
-            if time.monotonic() - confirmed > 0.8 * context.lease_seconds:
+        except DATABASE_AWAY as error:
+            log.warning("database.unreachable", error=str(error).splitlines()[:1])
+            if time.monotonic() - confirmed > 0.8 * context.lease_seconds and not exited:
                 await child.kill()
                 return Ending.STALE
-            await asyncio.sleep(POLL_SECONDS)
             continue
         if exited:
             return Ending.EXITED
+        if work.has_stalled():
+            return Ending.STALLED
+
+
+async def until_stored(write: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a transaction until the database takes it: what a child has made is not thrown away.
+
+    Raises:
+        StaleLease: From the transaction; the work is somebody else's by now, or is stored already.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS * 6):
+                return await write()
+        except DATABASE_AWAY as error:
+            log.warning("database.unreachable", error=str(error).splitlines()[:1])
+            await asyncio.sleep(POLL_SECONDS)

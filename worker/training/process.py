@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import faulthandler
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 from dressage.authoring.errors import AuthoringError
 from dressage.spec.status import Reason
 from worker.training.failures import RunFailure
-from worker.training.run_dir import EventLogHandler, RunDirectory
+from worker.training.run_dir import STACKS, EventLogHandler, RunDirectory
 
 
 def run_process(path: Path, work: Callable[[RunDirectory], None]) -> int:
@@ -22,6 +23,9 @@ def run_process(path: Path, work: Callable[[RunDirectory], None]) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     run = RunDirectory(path.resolve())
+    # Whoever started the run asks with this signal what its threads are doing.
+    stacks = (path / STACKS.format(pid=os.getpid())).open("w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger().addHandler(EventLogHandler(run))
     try:

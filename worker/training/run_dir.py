@@ -27,6 +27,7 @@ SPEC, SUITE, INPUT, EVENTS, MANIFEST, FAILURE = (
 )
 COMPLETE = "complete.json"
 PAUSE = "pause"
+STACKS = "stacks-{pid}.txt"
 
 
 class RunSpec(Spec):

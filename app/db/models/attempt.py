@@ -1,4 +1,6 @@
-from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from typing import Any
+
+from sqlalchemy import BigInteger, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, CreatedAt, Timestamp
@@ -7,22 +9,33 @@ OPEN = text("ended_at IS NULL")
 
 
 class AttemptRow(Base):
-    """One try of a job on a worker, and the worker's lease on it."""
+    """One try of a job on a worker: its lease while it runs, its GPU time for ever.
+
+    It outlives its job: deleting a job gives no GPU time back.
+    """
 
     __tablename__ = "attempts"
     __table_args__ = (
         UniqueConstraint("job_id", "number"),
         # The database itself refuses a second owner.
         Index("uq_attempts_owner", "job_id", unique=True, postgresql_where=OPEN),
-        Index("ix_attempts_lease", "lease_expires_at", postgresql_where=OPEN),
+        Index("ix_attempts_worker", "worker_id", "started_at"),
+        Index("ix_attempts_ended", "ended_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    job_id: Mapped[str]
     number: Mapped[int]
+    team: Mapped[str]
     worker_id: Mapped[str]
+    gpus: Mapped[int]
+    gpu_indexes: Mapped[list[Any]]
     lease_token: Mapped[str] = mapped_column(unique=True)
-    lease_expires_at: Mapped[Timestamp]
+    # Grows while the worker is alive. A lease that has stood still for long is over; no clock of
+    # any host is compared with another one's.
+    heartbeats: Mapped[int] = mapped_column(default=0)
+    # Bytes of the run's events file that are stored.
+    relayed: Mapped[int] = mapped_column(BigInteger, default=0)
     outcome: Mapped[str | None]
     started_at: Mapped[CreatedAt]
     ended_at: Mapped[Timestamp | None]

@@ -1,6 +1,6 @@
 from typing import Any
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt, Timestamp
@@ -26,6 +26,7 @@ class ExportRow(Base):
     result: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(default=0)
     lease_token: Mapped[str | None]
-    lease_expires_at: Mapped[Timestamp | None]
+    heartbeats: Mapped[int] = mapped_column(default=0)
+    relayed: Mapped[int] = mapped_column(BigInteger, default=0)
     created_at: Mapped[CreatedAt]
     finished_at: Mapped[Timestamp | None]

@@ -1,9 +1,13 @@
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint
+from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt, Timestamp
+
+QUEUED = text("status = 'queued'")
+SUCCEEDED = text("status = 'succeeded'")
+LIVE = text("status NOT IN ('succeeded', 'failed', 'cancelled')")
 
 
 class JobRow(Base):
@@ -12,8 +16,13 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         UniqueConstraint("team", "idempotency_key"),
-        Index("ix_jobs_queue", "status", "priority", "arrival"),
+        Index("ix_jobs_queue", "team", "priority", "arrival", postgresql_where=QUEUED),
+        Index("ix_jobs_live", "status", postgresql_where=LIVE),
         Index("ix_jobs_team_arrival", "team", "arrival"),
+        Index("ix_jobs_team_status_arrival", "team", "status", "arrival"),
+        Index("ix_jobs_status_arrival", "status", "arrival"),
+        Index("ix_jobs_workload", "workload", "finished_at", postgresql_where=SUCCEEDED),
+        Index("ix_jobs_finished", "finished_at", postgresql_where=SUCCEEDED),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -28,6 +37,13 @@ class JobRow(Base):
     adjustments: Mapped[list[Any]]
     priority: Mapped[int]
     gpus: Mapped[int]
+    # What makes jobs comparable when durations are estimated, and how many steps this one has.
+    workload: Mapped[str] = mapped_column(default="")
+    steps: Mapped[int] = mapped_column(default=1)
+    active_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    not_before: Mapped[Timestamp | None]
+    yielding_to: Mapped[str | None]
+    waiting: Mapped[dict[str, Any] | None]
     progress: Mapped[dict[str, Any]]
     result: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(default=0)

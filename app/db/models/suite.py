@@ -1,6 +1,6 @@
 from typing import Any
 
-from sqlalchemy import JSON, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt
@@ -23,6 +23,7 @@ class SuiteRow(Base):
     content_hash: Mapped[str]
     storage_key: Mapped[str]
     case_count: Mapped[int]
+    size: Mapped[int] = mapped_column(BigInteger, default=0)
     # JSON, not JSONB: the order of keys is part of what a chat template renders.
     tools: Mapped[list[Any]] = mapped_column(JSON)
     environments: Mapped[list[Any]] = mapped_column(JSON)

@@ -1,3 +1,5 @@
+from typing import Any
+
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, CreatedAt, Timestamp
@@ -13,5 +15,11 @@ class WorkerRow(Base):
     pid: Mapped[int]
     queue: Mapped[str]
     gpus: Mapped[int]
+    gpu_type: Mapped[str | None]
+    gpu_memory_gb: Mapped[float | None]
+    labels: Mapped[list[Any]]
+    versions: Mapped[dict[str, Any]]
+    state: Mapped[str] = mapped_column(default="active", server_default="active")
+    state_reason: Mapped[str | None]
     started_at: Mapped[CreatedAt]
     heartbeat_at: Mapped[Timestamp]

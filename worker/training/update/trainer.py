@@ -10,6 +10,7 @@ import math
 import os
 import random
 import resource
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -364,10 +365,22 @@ class EventCallback(TrainerCallback):
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
+        self._steps_here = 0
+        self._began = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Steps are timed from here."""
+        self._began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Say how far the run is."""
-        self._run.emit(EventType.PROGRESS, step=state.global_step, total_steps=state.max_steps)
+        self._steps_here += 1
+        self._run.emit(
+            EventType.PROGRESS,
+            step=state.global_step,
+            total_steps=state.max_steps,
+            seconds_per_step=(time.monotonic() - self._began) / self._steps_here,
+        )
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any

@@ -1,0 +1,1 @@
+"""Who asks: API keys with a team and a role."""

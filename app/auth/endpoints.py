@@ -1,0 +1,64 @@
+"""`/keys` and `/audit`: who may ask, and who did what."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body
+
+from app import examples
+from app.auth import audit, keys
+from app.dependencies import InTransaction, Limit, OperatorOnly, Position, Scope, WhoAsks
+from dressage.spec.team import AuditPage, Key, KeyPage, KeySpec, NewKey
+
+router = APIRouter()
+
+
+@router.post(
+    "/keys",
+    status_code=201,
+    tags=["keys"],
+    dependencies=[OperatorOnly],
+    responses=examples.shown(examples.NEW_KEY, 201),
+)
+async def create_key(
+    spec: Annotated[KeySpec, Body(openapi_examples={"submitter": {"value": examples.KEY_SPEC}})],
+    transaction: InTransaction,
+) -> NewKey:
+    """Make a key. Its secret is in this answer and nowhere else."""
+    return await keys.create(transaction.session, spec)
+
+
+@router.get("/keys", tags=["keys"], responses=examples.shown(examples.page(examples.KEY)))
+async def list_keys(
+    transaction: InTransaction, scope: Scope, position: Position, limit: Limit = 50
+) -> KeyPage:
+    """Keys of your team (of every team, for operators), newest first."""
+    rows = await keys.page(transaction.session, scope, before=position, limit=limit)
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return KeyPage(items=tuple(map(keys.view, rows)), next_cursor=following)
+
+
+@router.get("/keys/mine", tags=["keys"], responses=examples.shown(examples.KEY))
+async def my_key(transaction: InTransaction, caller: WhoAsks) -> Key:
+    """The key of this request: your team and role."""
+    return keys.view(await keys.get(transaction.session, caller.key_id))
+
+
+@router.delete(
+    "/keys/{key_id}",
+    tags=["keys"],
+    dependencies=[OperatorOnly],
+    responses=examples.shown(examples.KEY),
+)
+async def revoke_key(key_id: str, transaction: InTransaction) -> Key:
+    """End a key, for good. It is refused within seconds."""
+    return keys.view(await keys.revoke(transaction.session, key_id))
+
+
+@router.get("/audit", tags=["audit"], responses=examples.shown(examples.page(examples.AUDIT)))
+async def list_changes(
+    transaction: InTransaction, scope: Scope, position: Position, limit: Limit = 50
+) -> AuditPage:
+    """Changes that your team (every team, for operators) made, newest first."""
+    rows = await audit.page(transaction.session, scope, before=position, limit=limit)
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return AuditPage(items=tuple(map(audit.view, rows)), next_cursor=following)

@@ -1,0 +1,91 @@
+"""`/teams` and `/usage`."""
+
+import csv
+import io
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import AwareDatetime
+
+from app import examples
+from app.dependencies import InTransaction, OperatorOnly, Scope
+from app.exceptions import InvalidRequest
+from app.teams import service
+from dressage.spec.team import Team, TeamLimits, TeamName, Usage, UsageBy, UsageRow
+
+router = APIRouter(tags=["teams"])
+LONGEST_REPORT = timedelta(days=400)
+
+
+@router.get("/teams", responses=examples.shown([examples.TEAM]))
+async def list_teams(transaction: InTransaction, scope: Scope) -> tuple[Team, ...]:
+    """Teams with their limits and what they use now."""
+    return tuple(await service.every(transaction.session, scope))
+
+
+@router.get("/teams/{name}", responses=examples.shown(examples.TEAM))
+async def get_team(name: str, transaction: InTransaction, scope: Scope) -> Team:
+    """One team."""
+    row = await service.find(transaction.session, scope, name)
+    return await service.view(transaction.session, row)
+
+
+@router.put(
+    "/teams/{name}",
+    dependencies=[OperatorOnly],
+    responses={
+        201: {"model": Team, "description": "It is new."},
+        **examples.shown(examples.TEAM),
+    },
+)
+async def put_team(
+    name: Annotated[TeamName, Path()],
+    limits: Annotated[TeamLimits, Body(openapi_examples={"limits": {"value": examples.LIMITS}})],
+    transaction: InTransaction,
+    response: Response,
+) -> Team:
+    """Make a team, or give it other limits; what is left out has no limit."""
+    row, is_new = await service.put(transaction.session, name, limits)
+    response.status_code = 201 if is_new else 200
+    return await service.view(transaction.session, row)
+
+
+@router.get(
+    "/usage",
+    response_model=Usage,
+    responses={
+        200: {
+            "content": {
+                "application/json": {"example": examples.USAGE},
+                "text/csv": {"schema": {"type": "string"}},
+            }
+        }
+    },
+)
+async def get_usage(
+    request: Request,
+    transaction: InTransaction,
+    scope: Scope,
+    since: Annotated[AwareDatetime | None, Query(description="30 days ago unless given.")] = None,
+    until: Annotated[AwareDatetime | None, Query(description="Now unless given.")] = None,
+    by: UsageBy = UsageBy.TEAM,
+) -> Usage | PlainTextResponse:
+    """GPU time of a period, as JSON or (`Accept: text/csv`) as CSV."""
+    until = until or datetime.now(UTC)
+    since = since or until - timedelta(days=30)
+    if not since < until <= since + LONGEST_REPORT:
+        raise InvalidRequest(f"since must be before until, by {LONGEST_REPORT.days} days at most")
+    rows = await service.usage(transaction.session, scope, since=since, until=until, by=by)
+    if "text/csv" in request.headers.get("accept", ""):
+        return PlainTextResponse(_csv(rows), media_type="text/csv")
+    return Usage(since=since, until=until, items=tuple(rows))
+
+
+def _csv(rows: list[UsageRow]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(UsageRow.model_fields))
+    writer.writeheader()
+    writer.writerows(row.model_dump() for row in rows)
+    return text.getvalue()

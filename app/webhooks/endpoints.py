@@ -1,0 +1,122 @@
+"""`/webhooks`: be told when jobs change their status."""
+
+import base64
+import secrets
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Response
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app import examples
+from app.db.base import new_id, visible
+from app.db.models import DeliveryRow, WebhookRow
+from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
+from app.exceptions import FieldProblem, InvalidRequest, NotFound
+from app.webhooks.delivery import SECRET_PREFIX
+from dressage.spec.webhook import (
+    Delivery,
+    DeliveryPage,
+    DeliveryStatus,
+    NewWebhook,
+    Webhook,
+    WebhookSpec,
+)
+
+router = APIRouter(prefix="/webhooks", tags=["webhooks"])
+
+
+@router.post("", status_code=201, responses=examples.shown(examples.NEW_WEBHOOK, 201))
+async def create_webhook(
+    spec: Annotated[WebhookSpec, Body(openapi_examples={"ci": {"value": examples.WEBHOOK_SPEC}})],
+    transaction: InTransaction,
+    team: Team,
+    parts: Parts,
+    response: Response,
+) -> NewWebhook:
+    """Tell an address of your team's jobs. The secret is in this answer and nowhere else."""
+    problem = parts.outbound.problem(spec.url)
+    if problem:
+        raise InvalidRequest(f"url: {problem}", [FieldProblem(field="url", message=problem)])
+    secret = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+    row = WebhookRow(
+        id=new_id("webhook"),
+        team=team,
+        url=spec.url,
+        secret=secret,
+        statuses=[str(status) for status in spec.statuses],
+    )
+    transaction.session.add(row)
+    await transaction.session.flush()
+    await transaction.session.refresh(row)
+    response.headers["Location"] = f"/webhooks/{row.id}"
+    return NewWebhook(**_view(row).model_dump(), secret=secret)
+
+
+@router.get("", responses=examples.shown([examples.WEBHOOK]))
+async def list_webhooks(transaction: InTransaction, scope: Scope) -> tuple[Webhook, ...]:
+    """Webhooks of your team (of every team, for operators)."""
+    rows = await transaction.session.scalars(
+        select(WebhookRow).where(visible(WebhookRow.team, scope)).order_by(WebhookRow.arrival)
+    )
+    return tuple(map(_view, rows))
+
+
+@router.delete("/{webhook_id}", status_code=204)
+async def delete_webhook(webhook_id: str, transaction: InTransaction, scope: Scope) -> Response:
+    """Stop telling. Messages that wait are not sent any longer."""
+    await transaction.session.delete(await _existing(transaction.session, scope, webhook_id))
+    return Response(status_code=204)
+
+
+@router.get("/{webhook_id}/deliveries", responses=examples.shown(examples.page(examples.DELIVERY)))
+async def list_deliveries(
+    webhook_id: str,
+    transaction: InTransaction,
+    scope: Scope,
+    position: Position,
+    limit: Limit = 50,
+) -> DeliveryPage:
+    """What became of each message, newest first."""
+    await _existing(transaction.session, scope, webhook_id)
+    query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id)
+    if position is not None:
+        query = query.where(DeliveryRow.arrival < position)
+    rows = (
+        await transaction.session.scalars(query.order_by(DeliveryRow.arrival.desc()).limit(limit))
+    ).all()
+    following = str(rows[-1].arrival) if len(rows) == limit else None
+    return DeliveryPage(items=tuple(map(_delivery, rows)), next_cursor=following)
+
+
+async def _existing(session: AsyncSession, scope: str | None, webhook_id: str) -> WebhookRow:
+    row: WebhookRow | None = await session.scalar(
+        select(WebhookRow).where(WebhookRow.id == webhook_id, visible(WebhookRow.team, scope))
+    )
+    if row is None:
+        raise NotFound(f"there is no webhook {webhook_id!r}")
+    return row
+
+
+def _view(row: WebhookRow) -> Webhook:
+    return Webhook(
+        id=row.id,
+        team=row.team,
+        url=row.url,
+        statuses=tuple(row.statuses),
+        created_at=row.created_at,
+    )
+
+
+def _delivery(row: DeliveryRow) -> Delivery:
+    return Delivery(
+        id=row.id,
+        status=DeliveryStatus(row.status),
+        attempts=row.attempts,
+        next_at=row.next_at if row.status == DeliveryStatus.PENDING else None,
+        last_status=row.last_status,
+        last_error=row.last_error,
+        payload=row.payload,
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+    )
