@@ -90,4 +90,6 @@ async def _require_operator(sessions: Sessions) -> None:
     """Nobody could use a service without keys, so it does not start."""
     async with unit_of_work(sessions) as session:
         if not await keys.any_operator(session):
-            raise SystemExit("there is no operator key: make one with python -m app.auth.first_key")
+            raise RuntimeError(
+                "there is no operator key: make one with python -m app.auth.first_key"
+            )

@@ -21,7 +21,7 @@ from app.queue.doorbell import Queue, own_queue
 from app.settings import Settings
 from app.storage import Storage
 from app.workers import repository as workers
-from worker.presence import describe
+from worker.presence import describe, is_alive
 from worker.supervisor.context import WorkerContext
 
 log = structlog.get_logger()
@@ -71,10 +71,14 @@ async def _presence(queue: Queue) -> None:
     engine = create_engine(settings.sqlalchemy_url, pooled=False)
     sessions = create_sessions(engine)
     presence = describe(queue, gpus=settings.gpus, labels=settings.worker_labels)
+    known = False
     while not context.stopping.is_set():
         try:
             async with asyncio.timeout(PRESENCE_SECONDS), unit_of_work(sessions) as session:
                 await workers.beat(session, context.worker_id, presence)
+                if not known:
+                    await workers.forget_dead(session, presence.hostname, is_alive)
+            known = True
         except DATABASE_AWAY as error:
             log.warning("presence.database", error=str(error).splitlines()[:1])
         await asyncio.sleep(PRESENCE_SECONDS)

@@ -6,6 +6,7 @@ Several may run; they do each other's work without harm.
 
 import asyncio
 import signal
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -27,6 +28,7 @@ from app.webhooks.delivery import deliver_due
 log = structlog.get_logger()
 
 TICK_SECONDS = 1.0
+EXPLAIN_SECONDS = 5.0  # a forecast costs more than a look
 
 
 class Scheduler:
@@ -34,6 +36,7 @@ class Scheduler:
 
     def __init__(self, sessions: Sessions, *, lease_seconds: float, policy: RetryPolicy) -> None:
         self._sessions, self._policy = sessions, policy
+        self._explained = 0.0
         self._jobs, self._exports = SilenceWatch(lease_seconds), SilenceWatch(lease_seconds)
 
     async def tick(self) -> list[Queue | str]:
@@ -47,7 +50,10 @@ class Scheduler:
         if lost:
             log.warning("leases.silent", jobs=lost)
         async with unit_of_work(self._sessions) as session:
-            wanted: list[Queue | str] = [*await look(session)]
+            explain = time.monotonic() - self._explained >= EXPLAIN_SECONDS
+            wanted: list[Queue | str] = [*await look(session, explain=explain)]
+        if explain:
+            self._explained = time.monotonic()
         async with unit_of_work(self._sessions) as session:
             if await exports_wait(session):
                 wanted.append(Queue.EXPORTS)

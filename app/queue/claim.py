@@ -6,18 +6,20 @@ change anything.
 
 import secrets
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id
-from app.db.models import AttemptRow, JobRow
+from app.db.models import AttemptRow, JobRow, WorkerRow
 from app.jobs.lifecycle import end_cancelled, lock_job, pause_waiting, switch_status
 from app.queue.picture import free_gpus, read_picture
 from app.queue.plan import Picture, Verdict, plan
 from app.queue.retries import Outcome, RetryPolicy, retry_or_fail
 from dressage.spec.status import JobStatus, Reason
 
+EPOCH = datetime.fromtimestamp(0, UTC)
 CLAIM_LOCK = 0x64726573  # one claim at a time: SKIP LOCKED alone cannot guard an order or a quota
 
 
@@ -190,6 +192,10 @@ async def reap(session: AsyncSession, silent: dict[str, int], policy: RetryPolic
         attempt = await session.scalar(select(AttemptRow).where(*still).with_for_update())
         if job is None or attempt is None:
             continue
+        # Until it says again that it is alive, no plan counts on it.
+        await session.execute(
+            update(WorkerRow).where(WorkerRow.id == attempt.worker_id).values(heartbeat_at=EPOCH)
+        )
         lost = f"worker {attempt.worker_id} was lost in attempt {attempt.number}"
         await end_lost(session, job, policy, Outcome.LOST, Reason.WORKER_LOST, lost)
         reaped.append(job_id)

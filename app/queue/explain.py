@@ -49,15 +49,16 @@ async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str
     return {job.id: fresh[job.id] for job in queued if job.id in fresh} | stored
 
 
-async def look(session: AsyncSession) -> list[str]:
-    """One look at the queue: store why jobs wait, ask jobs to yield.
+async def look(session: AsyncSession, *, explain: bool) -> list[str]:
+    """One look at the queue: ask jobs to yield and, if wanted, store why jobs wait.
 
     Returns:
         The workers that should look, because the plan has a job for them.
     """
     picture = await read_picture(session)
     verdicts = plan(picture)
-    await _store(session, picture, verdicts)
+    if explain:
+        await _store(session, picture, verdicts)
     for job_id, for_job in preemptions(picture, verdicts).items():
         await _ask_to_yield(session, job_id, for_job)
     return list(dict.fromkeys(v.worker_id for v in verdicts if v.worker_id))

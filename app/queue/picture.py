@@ -27,7 +27,7 @@ from app.queue.plan import (
 from dressage.spec.job import ResourcesSpec
 from dressage.spec.status import JobStatus
 
-WORKER_SILENT_AFTER = timedelta(seconds=30)
+WORKER_SILENT_AFTER = timedelta(seconds=15)
 LOOKED_AT = 100  # jobs of one team and class that a plan looks at: they run in order anyway
 COMPARED = 20  # finished jobs of the same kind that durations are estimated from
 DAY, MONTH = timedelta(days=1), timedelta(days=30)

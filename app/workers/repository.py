@@ -1,6 +1,6 @@
 """Presence and state of workers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import delete, func, select
@@ -33,6 +33,17 @@ async def beat(session: AsyncSession, worker_id: str, presence: Presence) -> Non
     values = {**asdict(presence), "heartbeat_at": func.clock_timestamp()}
     statement = insert(WorkerRow).values(id=worker_id, **values)
     await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+async def forget_dead(
+    session: AsyncSession, hostname: str, is_alive: Callable[[int], bool]
+) -> None:
+    """Forget workers of this host whose process is gone: no plan may count on them."""
+    rows = await session.execute(
+        select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname)
+    )
+    dead = [worker_id for worker_id, pid in rows if not is_alive(pid)]
+    await session.execute(delete(WorkerRow).where(WorkerRow.id.in_(dead)))
 
 
 async def leave(session: AsyncSession, worker_id: str) -> None:

@@ -37,7 +37,12 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/=-]{1,60}$")]
 class ResourcesSpec(Spec):
     """What a worker must have free to take the job."""
 
-    gpus: int = Field(default=1, ge=0, le=1, description="0: any worker, on its CPU.")
+    gpus: int = Field(
+        default=1,
+        ge=0,
+        le=64,
+        description="Of one worker, each with a process of its own; 0: a worker's CPU.",
+    )
     gpu_type: str | None = Field(
         default=None,
         min_length=1,

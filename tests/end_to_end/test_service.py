@@ -8,10 +8,9 @@ import tarfile
 
 import psycopg
 import pytest
-import redis
 from transformers import AutoTokenizer
 
-from dressage.client import ApiError
+from dressage.client import ApiError, Client
 from dressage.spec.status import JobStatus
 from tests.conftest import ARITHMETIC, TINY_MODEL
 from tests.waiting import wait_for
@@ -161,25 +160,12 @@ def test_a_killed_worker_loses_nothing(service, client, spec):
     assert not running(children)
 
 
-def test_a_wiped_broker_loses_nothing(service, client, spec):
-    spec["training"] |= {"max_steps": 10}
-    running_job = client.submit(spec).id
-    wait_for(lambda: client.job(running_job).progress.step >= 1)
-    broker = redis.Redis(unix_socket_path=str(service.data / "run" / "valkey.sock"))
-    waiting_job = client.submit({**spec, "name": "waiting"}).id
-    broker.flushall()
-    for job_id in (running_job, waiting_job):
-        job = finished(client, job_id)
-        assert (job.status, job.attempts) == (JobStatus.SUCCEEDED, 1)
-
-
-@pytest.mark.parametrize("program", ["app.main", "valkey", "worker.scheduler", "bin/postgres"])
-def test_a_killed_program_comes_back_and_the_job_goes_on(service, client, spec, program):
+def test_a_killed_program_is_started_again(service, client, spec):
     spec["training"] |= {"max_steps": 12, "save_steps": 2}
     job_id = client.submit(spec).id
     wait_for(lambda: client.job(job_id).progress.step >= 1)
-    os.kill(service.pid(program), signal.SIGKILL)
-    wait_for(lambda: service.pid(program), 10)
+    os.kill(service.pid("bin/postgres"), signal.SIGKILL)
+    wait_for(lambda: service.pid("bin/postgres"), 10)
 
     def ended():
         try:
@@ -256,10 +242,41 @@ def test_a_port_in_use_is_refused(service, tmp_path):
     assert f"port {service.port} on 127.0.0.1 is in use" in done.stderr
 
 
-def test_other_machines_are_not_served_without_keys(service, tmp_path):
-    done = service.dressage("up", "--data-dir", str(tmp_path / "d"), "--host", "0.0.0.0")
-    assert done.returncode == 1
-    assert "listens on this machine alone" in done.stderr
+def test_the_service_gives_nothing_without_its_key(service, tmp_path):
+    with Client(service.url, key="drs_wrong") as stranger, pytest.raises(ApiError) as caught:
+        stranger.jobs()
+    assert (caught.value.status, caught.value.code) == (401, "unauthorized")
+    shown = service.dressage("keys", "show")
+    assert shown.stdout.strip() == service.key
+    file = service.root / "config" / "dressage" / "config.json"
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_an_operator_makes_a_team_a_key_and_sees_what_was_done(service):
+    assert service.dressage("teams", "set", "search", "--max-running-gpus", "2").returncode == 0
+    made = service.dressage("keys", "create", "--team", "search", "--role", "viewer")
+    with Client(service.url, key=made.stdout.strip()) as viewer:
+        assert viewer.teams()[0].max_running_gpus == 2
+        with pytest.raises(ApiError, match="viewer"):
+            viewer.cancel("job_x")
+        (key,) = viewer.keys().items
+    assert f"{key.id} is revoked" in service.dressage("keys", "revoke", key.id).stdout
+    assert "revoked" in service.dressage("keys", "list").stdout
+    assert "DELETE /keys/{key_id}" in service.dressage("audit").stdout
+    assert "default" in service.dressage("usage").stdout
+    assert service.dressage("usage", "--csv").stdout.startswith("team,job_id,attempt,")
+
+
+def test_a_drained_worker_takes_nothing_until_it_is_activated(service, client, spec):
+    (worker,) = [w for w in client.workers() if w.queue == "training"]
+    assert "draining" in service.dressage("drain", worker.id).stdout
+    job_id = client.submit(spec).id
+    reason = "every worker with a CPU slot is draining"
+    wait_for(lambda: client.job(job_id).waiting and client.job(job_id).waiting.reason == reason)
+    assert reason in service.dressage("queue").stdout
+    assert "drained by an operator" in service.dressage("workers").stdout
+    assert "active" in service.dressage("activate", worker.id).stdout
+    assert finished(client, job_id).status is JobStatus.SUCCEEDED
 
 
 def test_servers_given_by_address_are_used_and_not_started(service, tmp_path):

@@ -1,5 +1,6 @@
 """A stand-in for the training process: does what the job's name says, in milliseconds."""
 
+import faulthandler
 import json
 import os
 import signal
@@ -11,16 +12,53 @@ from pathlib import Path
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
-from worker.training.run_dir import Manifest, RunDirectory
+from worker.training.process import die_with_parent
+from worker.training.run_dir import STACKS, Manifest, RunDirectory, write_whole
+
+STEP_SECONDS = 0.1
+
+
+def take_steps(run, spec, count):
+    """Steps that go on where an earlier attempt has stopped, pause when asked, and are counted."""
+    earlier = [Path(path) / "step" for path in spec["previous"]]
+    first = max((int(file.read_text()) for file in earlier if file.is_file()), default=0)
+    for step in range(first + 1, count + 1):
+        time.sleep(STEP_SECONDS)
+        run.emit(EventType.PROGRESS, step=step, total_steps=count, seconds_per_step=STEP_SECONDS)
+        run.emit(EventType.METRICS, step=step, values={"reward": step / count})
+        write_whole(run.path / "step", lambda file, step=step: file.write(b"%d" % step))
+        if run.pause_requested and step < count:
+            run.fail(Reason.PAUSED_BY_USER, f"set aside at step {step}")
+            sys.exit(1)
 
 
 def main():
+    faulthandler.register(
+        signal.SIGUSR1, (Path(sys.argv[1]) / STACKS.format(pid=os.getpid())).open("w")
+    )
+    die_with_parent()
     run = RunDirectory(Path(sys.argv[1]))
     spec = json.loads((run.path / "spec.json").read_text())
     script = spec["job"]["name"]
     run.emit(EventType.STATUS, status="preparing")
     run.emit(EventType.STATUS, status="training")
-    run.emit(EventType.PROGRESS, step=1, total_steps=2)
+    if not script.startswith("steps"):
+        run.emit(EventType.PROGRESS, step=1, total_steps=2)
+    if script.startswith("steps"):
+        take_steps(run, spec, int(script.split()[1]))
+    if script == "stalls":
+        run.emit(EventType.LOG, level="info", message="still here")
+        time.sleep(1000)
+    if script == "gpu is broken":
+        run.fail(Reason.GPU_FAILED, "CUDA error: uncorrectable ECC error")
+        return 1
+    if script == "memory is full at 8" and spec["job"]["training"]["batch_size"] == 8:
+        run.fail(Reason.OUT_OF_MEMORY, "the memory of the device is full")
+        return 1
+    if script == "disk is full":
+        with (run.path / "big").open("wb") as file:
+            while True:
+                file.write(b"0" * 65536)
     if script == "environment":
         run.emit(EventType.LOG, level="info", message=json.dumps(dict(os.environ)))
     if script == "torn line":
@@ -52,7 +90,7 @@ def main():
         while not run.pause_requested:
             time.sleep(0.02)
     if script == "flood":
-        for n in range(20_000):
+        for n in range(100_000):
             run.emit(EventType.LOG, level="info", message=str(n))
     run.emit(EventType.STATUS, status="evaluating")
     folder = run.path / "final"

@@ -137,7 +137,7 @@ def test_a_flood_of_events_arrives_whole_and_in_order(api, context, submit):
     job_id = submit("flood")
     work(context)
     messages = [event["data"]["message"] for event in events(api, job_id, "log")]
-    assert messages == [str(n) for n in range(20_000)]
+    assert messages == [str(n) for n in range(100_000)]
 
 
 def test_no_secret_of_the_service_reaches_the_child(api, context, submit, monkeypatch):
