@@ -4,6 +4,8 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,9 +26,9 @@ class Storage:
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their key."""
         sha256 = hashlib.sha256(data).hexdigest()
-        partial = self._partial()
-        partial.write_bytes(data)
-        self._keep(partial, sha256)
+        with self._partial() as partial:
+            partial.write_bytes(data)
+            self._keep(partial, sha256)
         return sha256
 
     def put_file(self, source: Path, expected_sha256: str) -> None:
@@ -37,23 +39,28 @@ class Storage:
         """
         if self.path(expected_sha256).is_file():
             return
-        partial = self._partial()
-        shutil.copyfile(source, partial)
-        with partial.open("rb") as file:
-            actual = hashlib.file_digest(file, "sha256").hexdigest()
-        if actual != expected_sha256:
-            partial.unlink()
-            raise ChecksumMismatch(f"{source.name}: expected {expected_sha256}, read {actual}")
-        self._keep(partial, actual)
+        with self._partial() as partial:
+            shutil.copyfile(source, partial)
+            with partial.open("rb") as file:
+                actual = hashlib.file_digest(file, "sha256").hexdigest()
+            if actual != expected_sha256:
+                raise ChecksumMismatch(f"{source.name}: expected {expected_sha256}, read {actual}")
+            self._keep(partial, actual)
 
     def remove(self, sha256: str) -> None:
         """Forget a file that nothing points to any longer."""
         self.path(sha256).unlink(missing_ok=True)
 
-    def _partial(self) -> Path:
+    @contextmanager
+    def _partial(self) -> Iterator[Path]:
+        """A place to write to; what is still there in the end is removed, also when it failed."""
         folder = self._root / "partial"
         folder.mkdir(parents=True, exist_ok=True)
-        return folder / uuid.uuid4().hex
+        partial = folder / uuid.uuid4().hex
+        try:
+            yield partial
+        finally:
+            partial.unlink(missing_ok=True)
 
     def _keep(self, partial: Path, sha256: str) -> None:
         with partial.open("rb") as file:

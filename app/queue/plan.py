@@ -90,6 +90,7 @@ class Running:
     priority: int
     needs: Needs
     worker_id: str
+    since: datetime
     gpu_indexes: tuple[int, ...] = ()
     seconds: float | None = None
     preemptible: bool = False
@@ -261,8 +262,11 @@ class _Floor:
         self.held_from: dict[str, float] = {}
         self.spare: dict[str, int] = {}
         self._ends: dict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._making_room: dict[str, str] = {}
         for running in picture.running:
             self.occupy(running.worker_id, running.team, running.needs, running.seconds)
+            if running.yielding_to and running.worker_id in self.machines:
+                self._making_room[running.yielding_to] = running.worker_id
 
     def occupy(self, worker_id: str, team: str, needs: Needs, seconds: float | None) -> None:
         self.team_gpus[team] += needs.gpus
@@ -293,6 +297,11 @@ class _Floor:
     def reserve(self, job: Waiting) -> None:
         """Hold the machine on which a job for several GPUs fits first, unless one is held."""
         suitable = [m.worker_id for m in self.machines.values() if m.suits(job.needs)]
+        if job.job_id in self._making_room:
+            # What others have yielded is for this job alone, until there is enough of it.
+            name = self._making_room[job.job_id]
+            self.holder[name], self.held_from[name], self.spare[name] = job, 0.0, 0
+            return
         if job.needs.gpus < 2 or any(name in self.holder for name in suitable):
             return
         name = min(suitable, key=lambda n: (self._fits_after(n, job.needs.gpus)[0], -self.free[n]))
@@ -375,29 +384,30 @@ def _victims(
     here = [running for running in picture.running if running.worker_id == machine.worker_id]
     if not job.needs.gpus:
         blocking = [running for running in here if not running.needs.gpus]
-        may = [r for r in blocking if _yields(r, job, asked)]
+        may = [r for r in blocking if _yields(picture, r, job, asked)]
         return may if blocking and len(may) == len(blocking) else None
     missing = job.needs.gpus - machine.gpus + sum(running.needs.gpus for running in here)
     victims: list[Running] = []
     for running in sorted(here, key=lambda r: (-r.priority, -r.needs.gpus)):
         if missing <= 0:
             break
-        if running.needs.gpus and _yields(running, job, asked):
+        if running.needs.gpus and _yields(picture, running, job, asked):
             victims.append(running)
             missing -= running.needs.gpus
     return victims if victims and missing <= 0 else None
 
 
-def _yields(running: Running, job: Waiting, asked: Mapping[str, str]) -> bool:
+def _yields(picture: Picture, running: Running, job: Waiting, asked: Mapping[str, str]) -> bool:
+    # Aging protects who runs, and arms nobody: else one that yielded would be first again.
     return (
         running.preemptible
-        and running.priority > job.priority
+        and _class(running, picture.now) > job.priority
         and not running.yielding_to
         and running.job_id not in asked
     )
 
 
-def _class(job: Waiting, now: datetime) -> int:
+def _class(job: Waiting | Running, now: datetime) -> int:
     if job.priority <= HIGH:
         return job.priority
     return max(HIGH, job.priority - max(0, (now - job.since) // AGING))
@@ -412,7 +422,7 @@ def _started(verdict: Verdict, stretch: float) -> Running:
     assert verdict.worker_id
     seconds = None if job.seconds is None else job.seconds * stretch
     return Running(
-        job.job_id, job.team, job.priority, job.needs, verdict.worker_id, seconds=seconds
+        job.job_id, job.team, job.priority, job.needs, verdict.worker_id, job.since, seconds=seconds
     )
 
 

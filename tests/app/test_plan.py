@@ -37,13 +37,14 @@ def waiting(name, arrival=0, team="a", priority=2, gpus=1, seconds=None, hours=0
     )
 
 
-def running(name, worker, team="a", priority=2, gpus=1, seconds=None, **more):
+def running(name, worker, team="a", priority=2, gpus=1, seconds=None, hours=0.0, **more):
     return Running(
         job_id=name,
         team=team,
         priority=priority,
         needs=Needs(gpus=gpus),
         worker_id=worker,
+        since=NOW - timedelta(hours=hours),
         gpu_indexes=tuple(range(gpus)),
         seconds=seconds,
         **more,
@@ -212,6 +213,17 @@ def test_nothing_yields_to_its_own_class_or_unasked_or_twice():
     old = waiting("old", priority=3, hours=999)  # aging lifts a job's place, not its class
     now = picture([old], machines, [running("v", "m", priority=2, preemptible=True)])
     assert preemptions(now, plan(now)) == {}
+    aged = running("v", "m", priority=3, preemptible=True, hours=25)  # and protects who runs
+    now = picture([waiting("j", priority=2)], machines, [aged])
+    assert preemptions(now, plan(now)) == {}
+
+
+def test_what_others_have_yielded_is_kept_until_there_is_enough_of_it():
+    active = [running("v", "m", priority=3, preemptible=True, yielding_to="u")]
+    jobs = [waiting("u", 1, priority=0, gpus=2), waiting("v2", 2, priority=3, seconds=1.0)]
+    found = plan(picture(jobs, [Machine("m", 2)], active))
+    assert placed(found) == {}
+    assert reasons(found)["v2"][0] is Obstacle.RESERVED
 
 
 def test_a_forecast_follows_the_plan_in_time():
@@ -299,5 +311,6 @@ def _run(verdict):
         "priority": job.priority,
         "needs": job.needs,
         "worker_id": verdict.worker_id,
+        "since": job.since,
         "seconds": job.seconds,
     }

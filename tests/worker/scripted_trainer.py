@@ -1,6 +1,5 @@
 """A stand-in for the training process: does what the job's name says, in milliseconds."""
 
-import faulthandler
 import json
 import os
 import signal
@@ -12,8 +11,9 @@ from pathlib import Path
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
-from worker.training.process import die_with_parent
-from worker.training.run_dir import STACKS, Manifest, RunDirectory, write_whole
+from worker.training.failures import RunFailure
+from worker.training.process import run_process
+from worker.training.run_dir import Manifest, write_whole
 
 STEP_SECONDS = 0.1
 
@@ -28,16 +28,10 @@ def take_steps(run, spec, count):
         run.emit(EventType.METRICS, step=step, values={"reward": step / count})
         write_whole(run.path / "step", lambda file, step=step: file.write(b"%d" % step))
         if run.pause_requested and step < count:
-            run.fail(Reason.PAUSED_BY_USER, f"set aside at step {step}")
-            sys.exit(1)
+            raise RunFailure(Reason.PAUSED_BY_USER, f"set aside at step {step}")
 
 
-def main():
-    faulthandler.register(
-        signal.SIGUSR1, (Path(sys.argv[1]) / STACKS.format(pid=os.getpid())).open("w")
-    )
-    die_with_parent()
-    run = RunDirectory(Path(sys.argv[1]))
+def play(run):
     spec = json.loads((run.path / "spec.json").read_text())
     script = spec["job"]["name"]
     run.emit(EventType.STATUS, status="preparing")
@@ -50,11 +44,9 @@ def main():
         run.emit(EventType.LOG, level="info", message="still here")
         time.sleep(1000)
     if script == "gpu is broken":
-        run.fail(Reason.GPU_FAILED, "CUDA error: uncorrectable ECC error")
-        return 1
+        raise RunFailure(Reason.GPU_FAILED, "CUDA error: uncorrectable ECC error")
     if script == "memory is full at 8" and spec["job"]["training"]["batch_size"] == 8:
-        run.fail(Reason.OUT_OF_MEMORY, "the memory of the device is full")
-        return 1
+        raise RunFailure(Reason.OUT_OF_MEMORY, "the memory of the device is full")
     if script == "disk is full":
         with (run.path / "big").open("wb") as file:
             while True:
@@ -73,8 +65,7 @@ def main():
     if script == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if script == "user error":
-        run.fail(Reason.USER_CODE_ERROR, "your measure is broken")
-        return 1
+        raise RunFailure(Reason.USER_CODE_ERROR, "your measure is broken")
     if script in ("hang", "hang stubbornly"):
         if script == "hang stubbornly":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -84,8 +75,7 @@ def main():
     if script == "pausable":
         while not run.pause_requested:
             time.sleep(0.02)
-        run.fail(Reason.PAUSED_BY_USER, "set aside at step 1")
-        return 1
+        raise RunFailure(Reason.PAUSED_BY_USER, "set aside at step 1")
     if script == "deaf to pauses":
         while not run.pause_requested:
             time.sleep(0.02)
@@ -101,8 +91,7 @@ def main():
     if script == "corrupt":
         file = file.model_copy(update={"sha256": "0" * 64})
     run.finish(Manifest(files=(file,), result={"final_loss": 0.5}))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_process(Path(sys.argv[1]), play))

@@ -1,7 +1,9 @@
 """Claim → spawn → relay → settle, with a scripted child and a real database."""
 
 import asyncio
+import dataclasses
 import json
+import shutil
 import subprocess
 import threading
 
@@ -123,6 +125,125 @@ def test_the_last_output_of_a_crashed_child_is_kept(api, context, submit):
     work(context)
     logs = api.get(f"/jobs/{job_id}/logs").json()["items"]
     assert "last words" in logs[-1]["data"]["message"]
+
+
+def test_full_memory_is_tried_once_more_with_half_the_micro_batch(api, context, submit):
+    job_id = submit("memory is full at 8")
+    assert work(context)
+    queued = api.get(f"/jobs/{job_id}").json()
+    assert (queued["status"], queued["reason"]) == ("queued", "out_of_memory")
+    assert "queued again with half the micro-batch" in queued["message"]
+    assert work(context)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert job["status"] == "succeeded"
+    training = job["spec"]["training"]
+    assert (training["batch_size"], training["gradient_accumulation"]) == (4, 2)
+    changed = [a["data"]["field"] for a in events(api, job_id, "adjustment")]
+    assert changed[-2:] == ["training.batch_size", "training.gradient_accumulation"]
+
+
+def test_memory_that_stays_full_fails_the_job(api, context, submit):
+    job_id = submit("killed", exports=[{"type": "gguf"}])
+    assert [work(context) for _ in range(3)] == [True, True, False]
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", "out_of_memory")
+    assert job["exports"][0]["status"] == "cancelled"
+
+
+def test_a_run_that_does_not_get_on_is_started_again_and_its_stacks_are_kept(api, context, submit):
+    job_id = submit("stalls")
+    impatient = dataclasses.replace(context, stall_seconds=1.5)
+    assert work(impatient)
+    (event,) = events(api, job_id, "stalled")
+    assert event["data"]["message"] == "no progress for 1.5 s"
+    assert "scripted_trainer.py" in event["data"]["stacks"]
+    assert "in play" in event["data"]["stacks"]
+    assert api.get(f"/jobs/{job_id}").json()["status"] == "queued"
+    assert work(impatient)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", "stalled")
+    assert "2 tries are the limit" in job["message"]
+
+
+def test_a_worker_whose_gpu_fails_twice_takes_nothing_any_longer(api, context, submit, settings):
+    asyncio.run(register(settings.sqlalchemy_url, context.worker_id, gpus=1))
+    job_id = submit("gpu is broken", resources={"gpus": 1})
+    assert [work(context) for _ in range(3)] == [True, True, False]
+    assert api.get(f"/jobs/{job_id}").json()["reason"] == "gpu_failed"
+    (worker,) = api.get("/workers").json()
+    assert (worker["state"], worker["state_reason"]) == (
+        "sick",
+        "CUDA error: uncorrectable ECC error",
+    )
+    waiting = api.get(f"/jobs/{submit('ok', resources={'gpus': 1})}").json()["waiting"]
+    assert waiting["reason"] == "every worker with 1 GPU is sick"
+    assert api.post(f"/workers/{context.worker_id}/activate").json()["state"] == "active"
+    assert work(context)
+
+
+def test_a_child_sees_its_own_gpus_and_no_other(api, context, submit, settings, monkeypatch):
+    asyncio.run(register(settings.sqlalchemy_url, context.worker_id, gpus=4))
+    seen = []
+    for visible in ("4,5,6,7", None):
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        else:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        for gpus in (2, 0):
+            job_id = submit("environment", resources={"gpus": gpus})
+            assert work(context)
+            (log,) = events(api, job_id, "log")
+            seen.append(json.loads(log["data"]["message"])["CUDA_VISIBLE_DEVICES"])
+    assert seen == ["4,5", "", "0,1", ""]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_in_the_run_directory(api, context, submit, small_disk):
+    job_id = submit("disk is full")
+    full = dataclasses.replace(context, runs_dir=small_disk)
+    assert work(full)
+    queued = api.get(f"/jobs/{job_id}").json()
+    assert (queued["status"], queued["reason"]) == ("queued", "disk_full")
+    assert work(full)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", "disk_full")
+
+
+def test_a_full_disk_in_the_artifact_store_is_survived_once_there_is_room(
+    api, context, submit, small_disk, settings
+):
+    job_id = submit("ok")
+    full = dataclasses.replace(context, storage=Storage(small_disk))
+    shutil.copytree(settings.storage_dir, small_disk, dirs_exist_ok=True)  # the suite
+    filler = small_disk / "filler"
+    with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+        while True:
+            file.write(b"0" * 4096)
+    assert work(full)
+    queued = api.get(f"/jobs/{job_id}").json()
+    assert (queued["status"], queued["reason"]) == ("queued", "disk_full")
+    assert queued["artifacts"] == []
+    assert [*(small_disk / "partial").iterdir()] == []  # what did not fit is not left behind
+    filler.unlink()
+    assert work(full)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["attempts"]) == ("succeeded", 2)
+    assert full.storage.path(job["artifacts"][0]["sha256"]).is_file()
 
 
 def test_a_torn_line_is_a_warning(api, context, submit):

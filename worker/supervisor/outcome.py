@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dressage.spec.status import Reason
-from worker.training.run_dir import FAILURE, MANIFEST, FailureFile, Manifest
+from worker.training.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
 
 OUT_OF_MEMORY_KILL = -signal.SIGKILL
 
@@ -27,6 +27,8 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
     if (run / FAILURE).is_file():
         failure = FailureFile.model_validate_json((run / FAILURE).read_bytes())
         return Outcome(None, failure.reason, failure.message)
+    if returncode == DISK_FULL_EXIT:
+        return Outcome(None, Reason.DISK_FULL, "the disk of the run directory is full")
     if returncode == OUT_OF_MEMORY_KILL:
         return Outcome(
             None,

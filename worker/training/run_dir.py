@@ -28,6 +28,7 @@ SPEC, SUITE, INPUT, EVENTS, MANIFEST, FAILURE = (
 COMPLETE = "complete.json"
 PAUSE = "pause"
 STACKS = "stacks-{pid}.txt"
+DISK_FULL_EXIT = 28  # there was no room for the reason itself
 
 
 class RunSpec(Spec):
