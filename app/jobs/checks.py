@@ -74,16 +74,16 @@ def unknown_rewards(rewards: Sequence[RewardSpec], suite: SuiteRow) -> list[Fiel
 
 def too_few_cases(spec: JobSpec, case_count: int) -> list[FieldProblem]:
     """A step that takes more cases than there are."""
-    training = spec.training
     for_training = case_count - spec.evaluation.held_out(case_count)
-    per_step = training.cases_per_step
+    per_step = spec.cases_per_step
     if for_training >= per_step:
         return []
     return [
         FieldProblem(
             field="training.batch_size",
             message=f"a step takes {per_step} cases, but {for_training} of the suite's "
-            f"{case_count} are for training; lower batch_size × gradient_accumulation or holdout",
+            f"{case_count} are for training; lower batch_size × gradient_accumulation, "
+            "resources.gpus or holdout",
         )
     ]
 

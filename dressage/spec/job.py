@@ -92,7 +92,12 @@ class JobSpec(Spec):
         if training.max_steps:
             return training.max_steps
         cases = case_count - self.evaluation.held_out(case_count)
-        return max(1, int(training.epochs * (cases // max(1, training.cases_per_step))))
+        return max(1, int(training.epochs * (cases // max(1, self.cases_per_step))))
+
+    @property
+    def cases_per_step(self) -> int:
+        """Cases of one optimizer step, on all GPUs."""
+        return self.training.cases_per_step * max(1, self.resources.gpus)
 
     @model_validator(mode="before")
     @classmethod

@@ -173,7 +173,7 @@ class TrainingSpec(Spec):
 
     @property
     def cases_per_step(self) -> int:
-        """Cases of one optimizer step: each has a whole group."""
+        """Cases of one optimizer step on one GPU: each has a whole group."""
         return self.rollouts_per_step // self.num_generations
 
 

@@ -9,6 +9,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from app.main import create_app
+from tests.conftest import bearer
 
 PLENTY = hypothesis.settings(
     max_examples=25,
@@ -28,7 +29,7 @@ def test_no_request_breaks_the_service(settings, suite):
         @PLENTY
         @hypothesis.given(case=operation.as_strategy())
         def attack(case):
-            response = case.call()
+            response = case.call(headers=bearer("operator"))
             case.validate_response(
                 response, checks=[not_a_server_error, response_schema_conformance]
             )

@@ -1,6 +1,7 @@
 """Claim → spawn → relay → settle, with a scripted child and a real database."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -231,7 +232,7 @@ def test_a_full_disk_in_the_artifact_store_is_survived_once_there_is_room(
     full = dataclasses.replace(context, storage=Storage(small_disk))
     shutil.copytree(settings.storage_dir, small_disk, dirs_exist_ok=True)  # the suite
     filler = small_disk / "filler"
-    with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(b"0" * 4096)
     assert work(full)

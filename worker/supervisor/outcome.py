@@ -8,7 +8,8 @@ from pathlib import Path
 from dressage.spec.status import Reason
 from worker.training.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
 
-OUT_OF_MEMORY_KILL = -signal.SIGKILL
+# Of the process itself, or of one of several that it started.
+OUT_OF_MEMORY_KILLS = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
         return Outcome(None, failure.reason, failure.message)
     if returncode == DISK_FULL_EXIT:
         return Outcome(None, Reason.DISK_FULL, "the disk of the run directory is full")
-    if returncode == OUT_OF_MEMORY_KILL:
+    if returncode in OUT_OF_MEMORY_KILLS:
         return Outcome(
             None,
             Reason.OUT_OF_MEMORY,

@@ -1,10 +1,14 @@
-"""`python -m worker.training RUN_DIR`: run a job from its directory, without any server."""
+"""`python -m worker.training RUN_DIR`: run a job from its directory, without any server.
 
+A job for several GPUs starts itself again, once for each.
+"""
+
+import os
 import sys
 from pathlib import Path
 
-from worker.training.process import run_process
-from worker.training.run_dir import SPEC, SUITE, RunDirectory
+from worker.training.process import die_with_parent, run_process
+from worker.training.run_dir import SPEC, SUITE, RunDirectory, RunSpec
 
 USAGE = f"usage: python -m worker.training RUN_DIR   (RUN_DIR holds {SPEC} and {SUITE})"
 
@@ -15,6 +19,12 @@ def main() -> int:
     if folder is None or not all((folder / name).is_file() for name in (SPEC, SUITE)):
         print(USAGE, file=sys.stderr)  # noqa: T201
         return 2
+    gpus = RunSpec.model_validate_json((folder / SPEC).read_bytes()).job.resources.gpus
+    if gpus > 1 and "RANK" not in os.environ:
+        die_with_parent()
+        from worker.training.launch import launch
+
+        return launch(folder, gpus)
     return run_process(folder, _run)
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import set_seed
 
 from dressage.authoring.suite import Suite
@@ -30,9 +29,16 @@ from worker.training.rollout.template import ConversationTemplate
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
 from worker.training.seeds import derived_seed
+from worker.training.update import ranks
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
-from worker.training.update.model import context_length, end_ids, load_model, load_tokenizer
+from worker.training.update.model import (
+    context_length,
+    end_ids,
+    load_model,
+    load_tokenizer,
+    require_gpus,
+)
 from worker.training.update.trainer import (
     TENSORBOARD,
     JobTrainer,
@@ -78,7 +84,7 @@ def _run(
     if proof:
         evaluation.at(BEFORE, proof, step=0)
 
-    if run.pause_requested:
+    if ranks.any_of(run.pause_requested):
         raise RunFailure(
             Reason.PAUSED_BY_USER, "paused on request before its first step; resume to start"
         )
@@ -108,6 +114,9 @@ def _run(
     if proof:
         evaluation.at(AFTER, proof, step=step)
 
+    if ranks.rank():
+        ranks.wait_for_all()  # an end of one process would end the others
+        return
     saved = save(run, job, parts.trainer, parts.tokenizer)
     result = _result(job, parts, evaluation, saved, best)
     if report:
@@ -116,6 +125,7 @@ def _run(
     if "tensorboard" in job.training.report_to:
         files.append(run.pack(run.path / TENSORBOARD, ArtifactKind.TENSORBOARD))
     run.finish(Manifest(files=tuple(files), result=result))
+    ranks.wait_for_all()
 
 
 def _looked_before(
@@ -131,9 +141,11 @@ def _looked_before(
     for earlier in reversed(previous):
         if (earlier / PREFLIGHT).is_file():
             return PreflightReport.model_validate_json((earlier / PREFLIGHT).read_bytes())
-    report = preflight(run, job, parts, cases)
-    text = report.model_dump_json(indent=1).encode()
-    write_whole(run.path / PREFLIGHT, lambda file: file.write(text))
+    if ranks.rank() == 0:
+        text = preflight(run, job, parts, cases).model_dump_json(indent=1).encode()
+        write_whole(run.path / PREFLIGHT, lambda file: file.write(text))
+    ranks.wait_for_all()
+    report = PreflightReport.model_validate_json((run.path / PREFLIGHT).read_bytes())
     run.emit(EventType.PREFLIGHT, **report.model_dump(mode="json"))
     if report.verdict == "stop" and not job.preflight.only:
         raise refuse(report)
@@ -163,7 +175,9 @@ def _chooser(
 
 
 def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: list[Case]) -> Parts:
-    use_cpu = not torch.cuda.is_available() or job.resources.gpus == 0
+    use_cpu = job.resources.gpus == 0
+    if not use_cpu:
+        require_gpus(job.resources.gpus)
     training = job.training
     tokenizer = load_tokenizer(job.agent.model)
     template = ConversationTemplate(
@@ -252,21 +266,24 @@ class HeldOut:
             temperature = self._job.training.temperature
         generate = self._parts.trainer.generator(temperature)
         seed = derived_seed(self._job.training.seed, "evaluation")
-        episodes = self._parts.engine.play(
-            [(case, 0) for case in cases], generate, generate.end_ids, seed
+        own = cases[ranks.rank() :: ranks.count()]
+        played = self._parts.engine.play(
+            [(case, 0) for case in own], generate, generate.end_ids, seed
         )
-        scored = self._parts.scorer.score(episodes)
+        own_scored = self._parts.scorer.score(played)
+        for one in own_scored:
+            self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
+        scored = ranks.all_of(own_scored)
         if all(s.reward is None for s in scored):
             raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(scored))
-        for one in scored:
-            self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
         result = summary(name, step, scored)
         if self._parts.trainer.echo:
-            curve = self._parts.trainer.environment_cross_entropy(episodes)
+            curve = self._parts.trainer.environment_cross_entropy([s.episode for s in scored])
             result = result.model_copy(update={"environment_cross_entropy": curve})
         self.done[name] = result
-        text = result.model_dump_json().encode()
-        write_whole(_evaluation_file(self._run.path, name), lambda file: file.write(text))
+        if ranks.rank() == 0:
+            text = result.model_dump_json().encode()
+            write_whole(_evaluation_file(self._run.path, name), lambda file: file.write(text))
         self._run.emit(EventType.EVALUATION, **result.model_dump())
         return result
 

@@ -20,10 +20,10 @@ from worker.training.run_dir import DISK_FULL_EXIT, STACKS, EventLogHandler, Run
 
 def run_process(path: Path, work: Callable[[RunDirectory], None]) -> int:
     """Do the work of a run directory. Returns the exit code: 0 with a manifest, else 1."""
-    _die_with_parent()
+    die_with_parent()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    run = RunDirectory(path.resolve())
+    run = RunDirectory(path.resolve(), rank=int(os.environ.get("RANK", "0")))
     # Whoever started the run asks with this signal what its threads are doing.
     stacks = (path / STACKS.format(pid=os.getpid())).open("w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
@@ -63,7 +63,7 @@ def _classified(error: Exception) -> tuple[Reason, str]:
     return Reason.INTERNAL_ERROR, text
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End when the process that started us ends, so that a killed worker leaves no trainer."""
     parent = os.environ.get("DRESSAGE_PARENT_PID")
     if sys.platform == "linux" and parent:

@@ -64,14 +64,19 @@ class FailureFile(Spec):
 
 
 class RunDirectory:
-    """Paths and whole-or-not-at-all writes."""
+    """Paths and whole-or-not-at-all writes.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Of several processes of a run, the first one (rank 0) speaks for all; the others only add their
+    rollouts.
+    """
+
+    def __init__(self, path: Path, *, rank: int = 0) -> None:
+        self.path, self._rank = path, rank
         self.checkpoints = path / "checkpoints"
         self.artifacts = path / "artifacts"
         self.artifacts.mkdir(parents=True, exist_ok=True)
-        self._events = (path / EVENTS).open("ab")
+        # Unbuffered: a line is one write, so that lines of several processes do not mix.
+        self._events = (path / EVENTS).open("ab", buffering=0)
 
     def spec(self) -> RunSpec:
         """Read `spec.json`."""
@@ -84,12 +89,13 @@ class RunDirectory:
 
     def emit(self, type_: EventType, **data: Any) -> None:
         """Append one event. A line is written whole, so a reader sees it or does not."""
+        if self._rank and type_ is not EventType.ROLLOUT:
+            return
         line = {"type": type_, "time": datetime.now(UTC).isoformat(), "data": data}
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
         # A model can write NUL and half a surrogate pair; no database stores them.
         text = JSON_NUL.sub(r"\1\\ufffd", text)
         self._events.write(text.encode("utf-8", "replace") + b"\n")
-        self._events.flush()
 
     def pack(self, folder: Path, kind: ArtifactKind) -> ProducedFile:
         """Put a folder into `artifacts/` as one tar named after its kind."""
@@ -112,6 +118,8 @@ class RunDirectory:
 
     def finish(self, manifest: Manifest) -> None:
         """Say that everything is there. The last write of a run."""
+        if self._rank:
+            return
         text = manifest.model_dump_json(indent=1).encode()
         write_whole(self.path / MANIFEST, lambda file: file.write(text))
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from worker.training.run_dir import write_whole
+from worker.training.update import ranks
 
 WEIGHTS, RECORD = "weights.pt", "best.json"
 
@@ -37,6 +38,8 @@ class BestWeights:
             return False
         self.step, self.score, self.evaluations_since = step, score, 0
         self._kept_in = self._folder
+        if ranks.rank():
+            return True
         weights = {name: p.detach().cpu() for name, p in _trained(model)}
         write_whole(self._folder / WEIGHTS, lambda file: torch.save(weights, file))
         record = json.dumps({"step": step, "score": score}).encode()

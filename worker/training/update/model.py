@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,7 +60,7 @@ def load_model(name: str, *, dtype: str, use_cpu: bool, in_4bit: bool = False) -
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=getattr(torch, dtype),
         )
-        options["device_map"] = {"": 0}
+        options["device_map"] = {"": _own_gpu()}
     try:
         model = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
@@ -68,7 +69,28 @@ def load_model(name: str, *, dtype: str, use_cpu: bool, in_4bit: bool = False) -
         ) from error
     if in_4bit:
         return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-    return model if use_cpu else model.to("cuda")
+    return model if use_cpu else model.to(f"cuda:{_own_gpu()}")
+
+
+def require_gpus(count: int) -> None:
+    """Check that this process' GPU can be used, before anything is trained on a CPU by mistake.
+
+    Raises:
+        RunFailure: The worker said that it has the GPUs, and it has not, or they do not work.
+    """
+    found = torch.cuda.device_count()
+    if found < count:
+        raise RunFailure(
+            Reason.GPU_FAILED, f"the job was given {count} GPUs, and CUDA finds {found}"
+        )
+    try:
+        torch.ones(1, device=f"cuda:{_own_gpu()}").add(1).item()
+    except RuntimeError as error:
+        raise RunFailure(Reason.GPU_FAILED, f"the GPU cannot be used: {_first(error)}") from error
+
+
+def _own_gpu() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def _require_4bit() -> None:

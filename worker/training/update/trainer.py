@@ -38,6 +38,7 @@ from worker.training.rollout.generate import Sampling, TransformersGenerator
 from worker.training.rollouts import rollout_record
 from worker.training.run_dir import RunDirectory
 from worker.training.seeds import derived_seed
+from worker.training.update import ranks
 from worker.training.update.callbacks import EverySteps, FiniteGradients, PauseWhen
 from worker.training.update.echo import cross_entropy_at_one
 from worker.training.update.echo_term import EchoTerm
@@ -99,8 +100,11 @@ class JobTrainer(GRPOTrainer):
         )
         self.governor = SignalGovernor(spec.pause_after_dead_steps)
         self._resampled = 0
+        self._groups: list[list[float | None]] = []  # rewards of the last step, of every process
         self.add_callback(EverySteps(1, lambda _: self.end_step()))
-        self.add_callback(PauseWhen(lambda: self.governor.exhausted or run.pause_requested))
+        self.add_callback(
+            PauseWhen(lambda: self.governor.exhausted or ranks.any_of(run.pause_requested))
+        )
         self.remove_callback(PrinterCallback)
 
     def generator(self, temperature: float) -> TransformersGenerator:
@@ -203,7 +207,7 @@ class JobTrainer(GRPOTrainer):
         """Optimizer steps that training will have."""
         if self._spec.max_steps:
             return self._spec.max_steps
-        per_epoch = len(self._cases) // self._spec.cases_per_step
+        per_epoch = len(self._cases) // (self._spec.cases_per_step * ranks.count())
         return math.ceil(self._spec.epochs * per_epoch)
 
     def trial_update(self, episodes: Sequence[Episode]) -> int:
@@ -261,7 +265,7 @@ class JobTrainer(GRPOTrainer):
         """Let ECHO look at the step that has just ended."""
         entropies = self._metrics["train"]["entropy"]
         if self.echo and entropies:
-            reward = _mean([s.reward for s in self._scored if s.reward is not None])
+            reward = _mean([r for group in self._groups for r in group if r is not None])
             self.echo.end_step(step=self.state.global_step, reward=reward, entropy=entropies[-1])
 
     def _play(self, _prompts: list[Any], _trainer: GRPOTrainer) -> dict[str, Any]:
@@ -326,7 +330,7 @@ class JobTrainer(GRPOTrainer):
         episodes = [scored.episode for scored in self._scored]
         size = self.num_generations
         rewards = group_rewards([scored.reward for scored in self._scored], size)
-        groups = grouped(rewards, size)
+        groups = self._groups = ranks.all_of(grouped(rewards, size))
         self.governor.observe(groups)
         calls = sum(len(episode.tool_calls) for episode in episodes)
         values = {
@@ -354,9 +358,11 @@ class JobTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        if self.echo:
-            self.echo.save(checkpoint)
-        mark_complete(checkpoint)
+        ranks.wait_for_all()  # each has added its own random state
+        if ranks.rank() == 0:
+            if self.echo:
+                self.echo.save(checkpoint)
+            mark_complete(checkpoint)
         self._run.emit(EventType.CHECKPOINT, step=self.state.global_step, name=checkpoint.name)
 
 
@@ -437,6 +443,8 @@ def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfi
         save_total_limit=2,
         seed=spec.seed,
         use_cpu=use_cpu,
+        ddp_timeout=ranks.PATIENCE_SECONDS,
+        ddp_find_unused_parameters=False,
         bf16=spec.dtype == "bfloat16" and not use_cpu,
         fp16=spec.dtype == "float16" and not use_cpu,
         activation_checkpointing=spec.gradient_checkpointing,
