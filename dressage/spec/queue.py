@@ -32,8 +32,8 @@ class Wait(Spec):
 class QueueEntry(Wait):
     """One queued job. Of another team's job only its place is shown."""
 
-    job_id: str | None
-    name: str | None
+    job_id: str | None = None
+    name: str | None = None
     team: str
     priority: str
     gpus: int
@@ -56,12 +56,12 @@ class Worker(Spec):
     hostname: str
     queue: str = Field(description="`training` or `exports`.")
     gpus: int
-    gpu_type: str | None
-    gpu_memory_gb: float | None
+    gpu_type: str | None = None
+    gpu_memory_gb: float | None = None
     labels: tuple[str, ...]
     versions: dict[str, Any]
     state: str = Field(description="`active`, `draining`, `sick` or `silent`.")
-    state_reason: str | None
+    state_reason: str | None = None
     jobs: tuple[str, ...] = Field(description="Running here now, of the teams you may see.")
     started_at: datetime
     heartbeat_at: datetime

@@ -66,10 +66,10 @@ class Key(Spec):
     role: Role
     name: str
     prefix: str = Field(description="The beginning of the secret, to recognize it by.")
-    requests_per_minute: int | None
+    requests_per_minute: int | None = None
     created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
 
 
 class NewKey(Key):

@@ -56,12 +56,12 @@ class Delivery(Spec):
     id: str
     status: DeliveryStatus
     attempts: int
-    next_at: datetime | None = Field(description="When it is tried (again).")
-    last_status: int | None = Field(description="HTTP status of the last answer.")
-    last_error: str | None
+    next_at: datetime | None = Field(default=None, description="When it is tried (again).")
+    last_status: int | None = Field(default=None, description="HTTP status of the last answer.")
+    last_error: str | None = None
     payload: dict[str, Any]
     created_at: datetime
-    finished_at: datetime | None
+    finished_at: datetime | None = None
 
 
 class DeliveryPage(Spec):

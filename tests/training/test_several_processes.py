@@ -98,9 +98,6 @@ def test_two_processes_train_one_model_and_go_on_exactly(two):
 
 def test_a_job_for_several_gpus_is_refused_where_there_are_none(two):
     run = two("gpus", resources={"gpus": 2})
-    assert (
-        RunSpec.model_validate_json((run.path / "spec.json").read_bytes()).job.resources.gpus == 2
-    )
     done = subprocess.run(
         [sys.executable, "-m", "worker.training", str(run.path)],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
