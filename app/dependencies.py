@@ -16,6 +16,7 @@ from app.db.engine import Sessions, unit_of_work
 from app.exceptions import InvalidRequest, NotAllowed, Unauthorized
 from app.jobs.feed import Feed
 from app.jobs.rules import OperatorRules
+from app.jobs.shown import ShownJobs
 from app.outbound import AllowedAddresses
 from app.queue.doorbell import Doorbell, ring
 from app.storage import Storage
@@ -33,6 +34,7 @@ class Services:
     keyring: Keyring
     limiter: RateLimiter
     feed: Feed
+    shown_jobs: ShownJobs
     celery: Celery
     storage: Storage
     rules: OperatorRules

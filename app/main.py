@@ -13,11 +13,18 @@ from app.api import router
 from app.auth import keys
 from app.auth.keys import Keyring
 from app.auth.limits import RateLimiter
-from app.db.engine import Sessions, create_engine, create_sessions, unit_of_work
+from app.db.engine import (
+    Sessions,
+    create_engine,
+    create_reading_engine,
+    create_sessions,
+    unit_of_work,
+)
 from app.dependencies import Services
 from app.exceptions import add_handlers
 from app.jobs.feed import Feed
 from app.jobs.rules import OperatorRules
+from app.jobs.shown import ShownJobs
 from app.queue.celery_options import create_celery
 from app.settings import Settings
 from app.storage import Storage
@@ -29,6 +36,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service from the environment, or from given settings."""
     settings = settings or Settings()
     engine = create_engine(settings.sqlalchemy_url)
+    reading = create_reading_engine(settings.sqlalchemy_url)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -40,6 +48,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             keyring=Keyring(sessions),
             limiter=RateLimiter(settings.requests_per_minute),
             feed=feed,
+            shown_jobs=ShownJobs(reading, sessions),
             celery=create_celery(settings.celery_url),
             storage=Storage(settings.storage_dir),
             rules=OperatorRules(
@@ -55,6 +64,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         yield
         listening.cancel()
         await engine.dispose()
+        await reading.dispose()
 
     api = FastAPI(
         title="Dressage",

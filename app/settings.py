@@ -51,6 +51,15 @@ class Settings(BaseSettings):
         description="Base URLs of the endpoints that LLM judges may use. Their bearer token is "
         "`DRESSAGE_JUDGE_KEY`.",
     )
+    keep_history_days: float = Field(
+        default=90,
+        gt=0,
+        description="After a job's end; then its logs, progress and rollouts go. Statuses, "
+        "metrics, evaluations and files stay.",
+    )
+    keep_runs_days: float = Field(
+        default=2, ge=0, description="After a job's end; then its run directories go."
+    )
     outbound_networks: list[str] = Field(
         default_factory=list,
         description="Private networks (CIDR) that webhooks may reach, beside public addresses.",

@@ -10,23 +10,26 @@ import os
 import secrets
 import socket
 import threading
+from datetime import timedelta
 from typing import Any
 
 import structlog
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 
-from app.db.engine import DATABASE_AWAY, create_engine, create_sessions, unit_of_work
+from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
 from app.queue.celery_options import create_celery
 from app.queue.doorbell import Queue, own_queue
 from app.settings import Settings
 from app.storage import Storage
 from app.workers import repository as workers
+from worker.cleaning import remove, runs_to_remove
 from worker.presence import describe, is_alive
 from worker.supervisor.context import WorkerContext
 
 log = structlog.get_logger()
 
 PRESENCE_SECONDS = 5.0
+CLEANING_SECONDS = 3600.0
 
 
 settings = Settings()
@@ -54,7 +57,7 @@ def _listen(instance: Any, **_: Any) -> None:
 def _announce(sender: Any, **_: Any) -> None:
     queues = {str(queue) for queue in sender.app.amqp.queues}
     queue = Queue.TRAINING if Queue.TRAINING in queues else Queue.EXPORTS
-    threading.Thread(target=asyncio.run, args=(_presence(queue),), daemon=True).start()
+    threading.Thread(target=asyncio.run, args=(_beside(queue),), daemon=True).start()
 
 
 @worker_shutting_down.connect  # type: ignore[untyped-decorator]
@@ -67,9 +70,22 @@ def _leave(**_: Any) -> None:
     asyncio.run(_gone())
 
 
-async def _presence(queue: Queue) -> None:
-    engine = create_engine(settings.sqlalchemy_url, pooled=False)
-    sessions = create_sessions(engine)
+async def _beside(queue: Queue) -> None:
+    sessions = create_sessions(create_engine(settings.sqlalchemy_url, pooled=False))
+    await asyncio.gather(_presence(sessions, queue), _clean(sessions))
+
+
+async def _clean(sessions: Sessions) -> None:
+    age = timedelta(days=settings.keep_runs_days)
+    while not context.stopping.is_set():
+        with contextlib.suppress(*DATABASE_AWAY):
+            async with unit_of_work(sessions) as session:
+                unneeded = await runs_to_remove(session, settings.runs_dir, age)
+            await asyncio.to_thread(remove, unneeded)
+        await asyncio.sleep(CLEANING_SECONDS)
+
+
+async def _presence(sessions: Sessions, queue: Queue) -> None:
     presence = describe(queue, gpus=settings.gpus, labels=settings.worker_labels)
     known = False
     while not context.stopping.is_set():

@@ -8,11 +8,13 @@ import asyncio
 import signal
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 
 import structlog
 from celery import Celery
 
 from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
+from app.jobs.retention import forget_bulk
 from app.outbound import AllowedAddresses
 from app.queue.celery_options import create_celery
 from app.queue.claim import open_leases, reap
@@ -28,6 +30,7 @@ from app.webhooks.delivery import deliver_due
 log = structlog.get_logger()
 
 TICK_SECONDS = 1.0
+FORGET_SECONDS = 600.0
 EXPLAIN_SECONDS = 5.0  # a forecast costs more than a look
 
 
@@ -83,6 +86,18 @@ async def send_webhooks(sessions: Sessions, allowed: AllowedAddresses) -> None:
             await asyncio.sleep(TICK_SECONDS)
 
 
+async def forget(sessions: Sessions, age: timedelta) -> None:
+    """Trim the history of jobs that ended long ago, until cancelled."""
+    while True:
+        try:
+            async with unit_of_work(sessions) as session:
+                trimmed = await forget_bulk(session, age)
+        except DATABASE_AWAY:
+            trimmed = 0
+        if not trimmed:
+            await asyncio.sleep(FORGET_SECONDS)
+
+
 async def main() -> None:
     """Tick until told to stop."""
     settings = Settings()
@@ -97,7 +112,10 @@ async def main() -> None:
     )
     celery = create_celery(settings.celery_url)
     log.info("scheduler.started")
-    sending = asyncio.create_task(send_webhooks(sessions, settings.outbound))
+    beside = [
+        asyncio.create_task(send_webhooks(sessions, settings.outbound)),
+        asyncio.create_task(forget(sessions, timedelta(days=settings.keep_history_days))),
+    ]
     while not stop.is_set():
         try:
             async with asyncio.timeout(settings.lease_seconds / 2):
@@ -110,7 +128,8 @@ async def main() -> None:
             await asyncio.wait_for(stop.wait(), TICK_SECONDS)
         except TimeoutError:
             continue
-    sending.cancel()
+    for task in beside:
+        task.cancel()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,13 @@ def create_engine(url: str, *, pooled: bool = True) -> AsyncEngine:
     )
 
 
+def create_reading_engine(url: str) -> AsyncEngine:
+    """For single cheap reads: no transaction around each, no question whether the server lives."""
+    return create_async_engine(
+        url, isolation_level="AUTOCOMMIT", pool_size=5, connect_args={"connect_timeout": 5}
+    )
+
+
 def create_sessions(engine: AsyncEngine) -> Sessions:
     """Sessions whose objects stay readable after commit."""
     return async_sessionmaker(engine, expire_on_commit=False)

@@ -111,11 +111,11 @@ async def list_jobs(
     return JobPage(items=await show(transaction.session, rows), next_cursor=following)
 
 
-@router.get("/{job_id}", responses=examples.shown(examples.JOB))
-async def get_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
+@router.get("/{job_id}", response_model=Job, responses=examples.shown(examples.JOB))
+async def get_job(job_id: str, team: Scope, parts: Parts) -> Response:
     """One job."""
-    job = await _existing(transaction, team, job_id)
-    return (await show(transaction.session, [job]))[0]
+    text = await parts.shown_jobs.json(team, job_id)
+    return Response(text, media_type="application/json")
 
 
 @router.post(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def _has_response_template(path: Path, agent: AgentSpec) -> bool:
     return bool(agent.response_template or own)
 
 
+@lru_cache(maxsize=100)  # a template is slow to compile, and few are used
 def _tool_problem(template: str, *, has_parser: bool) -> str | None:
     """Why an agent with tools cannot be trained with this chat template."""
     call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"a": "b"}}}

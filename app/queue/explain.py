@@ -50,14 +50,14 @@ async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str
 
 
 async def look(session: AsyncSession, *, explain: bool) -> list[str]:
-    """One look at the queue: ask jobs to yield and, if wanted, store why jobs wait.
+    """One look at the queue: ask jobs to yield; if wanted, or for new jobs, store why they wait.
 
     Returns:
         The workers that should look, because the plan has a job for them.
     """
     picture = await read_picture(session)
     verdicts = plan(picture)
-    if explain:
+    if explain or not all(job.explained for job in picture.waiting):
         await _store(session, picture, verdicts)
     for job_id, for_job in preemptions(picture, verdicts).items():
         await _ask_to_yield(session, job_id, for_job)

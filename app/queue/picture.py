@@ -87,6 +87,7 @@ def _waiting_query() -> Select[Any]:
             JobRow.gpus,
             JobRow.spec["resources"].label("resources"),
             JobRow.not_before,
+            JobRow.waiting.is_not(None).label("explained"),
             JobRow.workload,
             JobRow.steps,
         )
@@ -222,6 +223,7 @@ def _waiting(row: Any, paces: dict[str, float], typical: float | None) -> Waitin
         needs=_needs(row),
         not_before=row.not_before,
         seconds=typical if pace is None else pace * row.steps,
+        explained=row.explained,
     )
 
 

@@ -69,7 +69,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queued job. `seconds`: how long it will run, None while nobody knows."""
+    """A queued job. `seconds`: how long it will run, None while nobody knows.
+
+    `explained`: somebody has been told already why it waits.
+    """
 
     job_id: str
     team: str
@@ -79,6 +82,7 @@ class Waiting:
     needs: Needs
     not_before: datetime | None = None
     seconds: float | None = None
+    explained: bool = False
 
 
 @dataclass(frozen=True)

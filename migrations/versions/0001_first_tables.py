@@ -156,6 +156,7 @@ def upgrade() -> None:
     sa.Column('result', postgresql.JSONB(astext_type=sa.Text()), nullable=True),
     sa.Column('attempts', sa.Integer(), nullable=False),
     sa.Column('last_event_seq', sa.Integer(), nullable=False),
+    sa.Column('trimmed', sa.Boolean(), server_default=sa.text('false'), nullable=False),
     sa.Column('idempotency_key', sa.String(), nullable=True),
     sa.Column('request_hash', sa.String(), nullable=False),
     sa.Column('sweep_id', sa.String(), nullable=True),
@@ -171,12 +172,13 @@ def upgrade() -> None:
     )
     op.create_index('ix_jobs_finished', 'jobs', ['finished_at'], unique=False, postgresql_where=sa.text("status = 'succeeded'"))
     op.create_index('ix_jobs_live', 'jobs', ['status'], unique=False, postgresql_where=sa.text("status NOT IN ('succeeded', 'failed', 'cancelled')"))
-    op.create_index(op.f('ix_jobs_name'), 'jobs', ['name'], unique=False)
+    op.create_index('ix_jobs_name_arrival', 'jobs', ['name', 'arrival'], unique=False)
     op.create_index('ix_jobs_queue', 'jobs', ['team', 'priority', 'arrival'], unique=False, postgresql_where=sa.text("status = 'queued'"))
     op.create_index('ix_jobs_status_arrival', 'jobs', ['status', 'arrival'], unique=False)
     op.create_index(op.f('ix_jobs_sweep_id'), 'jobs', ['sweep_id'], unique=False)
     op.create_index('ix_jobs_team_arrival', 'jobs', ['team', 'arrival'], unique=False)
     op.create_index('ix_jobs_team_status_arrival', 'jobs', ['team', 'status', 'arrival'], unique=False)
+    op.create_index('ix_jobs_untrimmed', 'jobs', ['finished_at'], unique=False, postgresql_where=sa.text('NOT trimmed AND finished_at IS NOT NULL'))
     op.create_index('ix_jobs_workload', 'jobs', ['workload', 'finished_at'], unique=False, postgresql_where=sa.text("status = 'succeeded'"))
     op.create_table('keys',
     sa.Column('id', sa.String(), nullable=False),
@@ -267,12 +269,13 @@ def downgrade() -> None:
     op.drop_index(op.f('ix_keys_team'), table_name='keys')
     op.drop_table('keys')
     op.drop_index('ix_jobs_workload', table_name='jobs', postgresql_where=sa.text("status = 'succeeded'"))
+    op.drop_index('ix_jobs_untrimmed', table_name='jobs', postgresql_where=sa.text('NOT trimmed AND finished_at IS NOT NULL'))
     op.drop_index('ix_jobs_team_status_arrival', table_name='jobs')
     op.drop_index('ix_jobs_team_arrival', table_name='jobs')
     op.drop_index(op.f('ix_jobs_sweep_id'), table_name='jobs')
     op.drop_index('ix_jobs_status_arrival', table_name='jobs')
     op.drop_index('ix_jobs_queue', table_name='jobs', postgresql_where=sa.text("status = 'queued'"))
-    op.drop_index(op.f('ix_jobs_name'), table_name='jobs')
+    op.drop_index('ix_jobs_name_arrival', table_name='jobs')
     op.drop_index('ix_jobs_live', table_name='jobs', postgresql_where=sa.text("status NOT IN ('succeeded', 'failed', 'cancelled')"))
     op.drop_index('ix_jobs_finished', table_name='jobs', postgresql_where=sa.text("status = 'succeeded'"))
     op.drop_table('jobs')

@@ -1,11 +1,12 @@
 from typing import Any
 
-from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt, Timestamp
 
 QUEUED = text("status = 'queued'")
+UNTRIMMED = text("NOT trimmed AND finished_at IS NOT NULL")
 SUCCEEDED = text("status = 'succeeded'")
 LIVE = text("status NOT IN ('succeeded', 'failed', 'cancelled')")
 
@@ -21,6 +22,8 @@ class JobRow(Base):
         Index("ix_jobs_team_arrival", "team", "arrival"),
         Index("ix_jobs_team_status_arrival", "team", "status", "arrival"),
         Index("ix_jobs_status_arrival", "status", "arrival"),
+        Index("ix_jobs_name_arrival", "name", "arrival"),
+        Index("ix_jobs_untrimmed", "finished_at", postgresql_where=UNTRIMMED),
         Index("ix_jobs_workload", "workload", "finished_at", postgresql_where=SUCCEEDED),
         Index("ix_jobs_finished", "finished_at", postgresql_where=SUCCEEDED),
     )
@@ -28,7 +31,7 @@ class JobRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     arrival: Mapped[Arrival]
     team: Mapped[str]
-    name: Mapped[str] = mapped_column(index=True)
+    name: Mapped[str]
     status: Mapped[str]
     reason: Mapped[str | None]
     message: Mapped[str | None]
@@ -48,6 +51,7 @@ class JobRow(Base):
     result: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(default=0)
     last_event_seq: Mapped[int] = mapped_column(default=0)
+    trimmed: Mapped[bool] = mapped_column(default=False, server_default=false())
     idempotency_key: Mapped[str | None]
     request_hash: Mapped[str]
     sweep_id: Mapped[str | None] = mapped_column(ForeignKey("sweeps.id"), index=True)
