@@ -71,6 +71,9 @@ def assert_sound(cluster, client, job_id, *, steps=None, status=JobStatus.SUCCEE
     if steps:
         taken = [event.data["step"] for event in events if event.type == "progress"]
         assert taken == list(range(1, steps + 1)), "a step is missing, or came twice"
+    if job.name.startswith("steps") and status is JobStatus.SUCCEEDED:
+        total = int(job.name.split()[1])
+        assert [row.step for row in client.metrics(job_id).items] == list(range(1, total + 1))
     for artifact in job.artifacts:
         path = cluster.root / "artifacts" / "objects" / artifact.sha256[:2] / artifact.sha256
         assert hashlib.sha256(path.read_bytes()).hexdigest() == artifact.sha256

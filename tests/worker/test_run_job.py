@@ -247,6 +247,22 @@ def test_a_full_disk_in_the_artifact_store_is_survived_once_there_is_room(
     assert full.storage.path(job["artifacts"][0]["sha256"]).is_file()
 
 
+def test_what_a_lost_worker_could_not_store_is_stored_by_the_next_one(
+    api, context, submit, database_url
+):
+    """Its last steps are in a checkpoint, so no later attempt writes them again."""
+    job_id = submit("steps 3")
+    assert work(context)
+    told = len(events(api, job_id, "metrics"))
+    with psycopg.connect(database_url) as connection:  # as if all of it was still to be stored
+        connection.execute("DELETE FROM events WHERE type NOT IN ('status')")
+        connection.execute("UPDATE attempts SET relayed = 0")
+        connection.execute("UPDATE jobs SET status = 'queued'")
+    assert work(context)
+    assert [e["data"]["step"] for e in events(api, job_id, "metrics")] == [1, 2, 3]
+    assert told == 3
+
+
 def test_a_torn_line_is_a_warning(api, context, submit):
     job_id = submit("torn line")
     work(context)

@@ -6,10 +6,11 @@ import shutil
 import time
 
 import structlog
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
-from app.db.models import JobRow, SuiteRow
+from app.db.models import AttemptRow, JobRow, SuiteRow
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, switch_status
 from app.queue.claim import (
     Claim,
@@ -68,6 +69,7 @@ async def run_next_job(context: WorkerContext) -> Claim:
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
             try:
                 await asyncio.to_thread(work.prepare, JobSpec.model_validate(job.spec), suite)
+                await until_stored(work.recover)
                 await work.run()
             except StaleLease:
                 raise
@@ -95,6 +97,28 @@ class JobRun:
         run_spec = RunSpec(job=spec, previous=tuple(str(path) for path in earlier if path.is_dir()))
         (self._run / SPEC).write_text(run_spec.model_dump_json(indent=1))
         shutil.copyfile(self._context.storage.path(suite.storage_key), self._run / SUITE)
+
+    async def recover(self) -> None:
+        """Store what earlier attempts wrote and their worker could not store any longer.
+
+        This one goes on after their newest checkpoint, so nobody would write it again.
+        """
+        async with unit_of_work(self._sessions) as session:
+            job, _ = await fenced(session, self._lease)
+            earlier = await session.scalars(
+                select(AttemptRow)
+                .where(AttemptRow.job_id == job.id, AttemptRow.ended_at.is_not(None))
+                .order_by(AttemptRow.number)
+            )
+            for attempt in earlier:
+                run = self._run.with_name(f"attempt-{attempt.number}")
+                while has_more(run, attempt.relayed):
+                    drafts, position = read_events(run, attempt.relayed)
+                    if position == attempt.relayed:
+                        break  # the beginning of a line, cut off
+                    attempt.relayed = position
+                    told = [draft for draft in drafts if draft.type is not EventType.STATUS]
+                    await store_events(session, job, told)
 
     async def run(self) -> None:
         """Start the child, watch it, store what came of it."""

@@ -20,6 +20,10 @@ def main() -> int:
         print(USAGE, file=sys.stderr)  # noqa: T201
         return 2
     gpus = RunSpec.model_validate_json((folder / SPEC).read_bytes()).job.resources.gpus
+    if gpus and "RANK" not in os.environ:
+        # By hand all GPUs of the host are visible; a worker shows those of the job.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:gpus])
     if gpus > 1 and "RANK" not in os.environ:
         die_with_parent()
         from worker.training.launch import launch
