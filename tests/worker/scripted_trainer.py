@@ -11,22 +11,26 @@ from pathlib import Path
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
+from worker.training.checkpoints import mark_complete, newest_complete, step_of
 from worker.training.failures import RunFailure
 from worker.training.process import run_process
-from worker.training.run_dir import Manifest, write_whole
+from worker.training.run_dir import Manifest
 
 STEP_SECONDS = 0.1
 
 
 def take_steps(run, spec, count):
     """Steps that go on where an earlier attempt has stopped, pause when asked, and are counted."""
-    earlier = [Path(path) / "step" for path in spec["previous"]]
-    first = max((int(file.read_text()) for file in earlier if file.is_file()), default=0)
+    earlier = [Path(path) for path in spec["previous"]]
+    checkpoint = newest_complete(earlier, up_to=spec["up_to_step"])
+    first = step_of(checkpoint) if checkpoint else 0
     for step in range(first + 1, count + 1):
         time.sleep(STEP_SECONDS)
         run.emit(EventType.PROGRESS, step=step, total_steps=count, seconds_per_step=STEP_SECONDS)
         run.emit(EventType.METRICS, step=step, values={"reward": step / count})
-        write_whole(run.path / "step", lambda file, step=step: file.write(b"%d" % step))
+        checkpoint = run.checkpoints / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        mark_complete(checkpoint)
         if run.pause_requested and step < count:
             raise RunFailure(Reason.PAUSED_BY_USER, f"set aside at step {step}")
 

@@ -39,6 +39,7 @@ from worker.supervisor.relay import has_more, read_events
 from worker.supervisor.stacks import dump_stacks
 from worker.supervisor.store_events import store_events
 from worker.supervisor.watch import Ending, until_stored, watch
+from worker.training.checkpoints import newest_complete, step_of
 from worker.training.run_dir import PAUSE, SPEC, SUITE, RunSpec
 
 log = structlog.get_logger()
@@ -94,7 +95,14 @@ class JobRun:
             self._run.with_name(f"attempt-{number}") for number in range(1, self._lease.attempt)
         ]
         self._run.mkdir(parents=True)
-        run_spec = RunSpec(job=spec, previous=tuple(str(path) for path in earlier if path.is_dir()))
+        earlier = [path for path in earlier if path.is_dir()]
+        # Chosen before `recover` reads their history, so all of it up to here is found there.
+        checkpoint = newest_complete(earlier)
+        run_spec = RunSpec(
+            job=spec,
+            previous=tuple(str(path) for path in earlier),
+            up_to_step=step_of(checkpoint) if checkpoint else 0,
+        )
         (self._run / SPEC).write_text(run_spec.model_dump_json(indent=1))
         shutil.copyfile(self._context.storage.path(suite.storage_key), self._run / SUITE)
 

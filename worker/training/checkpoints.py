@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from worker.training.run_dir import COMPLETE, write_whole
@@ -19,18 +20,29 @@ def mark_complete(checkpoint: Path) -> None:
     write_whole(checkpoint / COMPLETE, lambda target: target.write(json.dumps(sizes).encode()))
 
 
-def newest_complete(runs: tuple[Path, ...]) -> Path | None:
-    """Look through run directories, oldest first, and warn about every damaged checkpoint."""
+def newest_complete(runs: Sequence[Path], *, up_to: int | None = None) -> Path | None:
+    """Look through run directories, oldest first, and warn about every damaged checkpoint.
+
+    Args:
+        runs: Of earlier attempts. One whose worker has lost its lease may still be written to.
+        up_to: The last step whose history is known to be stored; None: any.
+    """
     found = [
-        (int(path.name.rsplit("-", 1)[1]), path)
+        (step_of(path), path)
         for run in runs
         for path in (run / "checkpoints").glob("checkpoint-*")
+        if up_to is None or step_of(path) <= up_to
     ]
     for _, path in sorted(found, key=lambda item: item[0], reverse=True):
         if _is_complete(path):
             return path
         log.warning("checkpoint %s is incomplete and was passed over", path.name)
     return None
+
+
+def step_of(checkpoint: Path) -> int:
+    """The optimizer step after which a checkpoint was made."""
+    return int(checkpoint.name.rsplit("-", 1)[1])
 
 
 def _is_complete(checkpoint: Path) -> bool:

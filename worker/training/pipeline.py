@@ -27,7 +27,14 @@ from worker.training.rollout.engine import AgentParts, Engine, EpisodeLimits, Ro
 from worker.training.rollout.function import FunctionRollouts
 from worker.training.rollout.template import ConversationTemplate
 from worker.training.rollouts import rollout_record
-from worker.training.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, write_whole
+from worker.training.run_dir import (
+    SUITE,
+    Manifest,
+    ProducedFile,
+    RunDirectory,
+    RunSpec,
+    write_whole,
+)
 from worker.training.seeds import derived_seed
 from worker.training.update import ranks
 from worker.training.update.best import BestWeights
@@ -61,16 +68,14 @@ def run_job(run: RunDirectory) -> None:
         RunFailure: For everything that has a reason the user can act on.
     """
     spec = run.spec()
-    job, previous = spec.job, tuple(Path(path) for path in spec.previous)
     run.emit(EventType.STATUS, status=JobStatus.PREPARING)
     suite = Suite.from_path(run.path / SUITE)
-    with user_code(suite, network=job.resources.network, size=SANDBOX_WORKERS) as pool:
-        _run(run, job, suite, pool, previous)
+    with user_code(suite, network=spec.job.resources.network, size=SANDBOX_WORKERS) as pool:
+        _run(run, spec, suite, pool)
 
 
-def _run(
-    run: RunDirectory, job: JobSpec, suite: Suite, pool: WorkerPool, previous: tuple[Path, ...]
-) -> None:
+def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> None:
+    job, previous = spec.job, tuple(Path(path) for path in spec.previous)
     training_cases, held_out = split(suite.cases, job.evaluation.held_out(len(suite.cases)))
     parts = _build(run, job, pool, training_cases)
 
@@ -89,7 +94,7 @@ def _run(
             Reason.PAUSED_BY_USER, "paused on request before its first step; resume to start"
         )
     run.emit(EventType.STATUS, status=JobStatus.TRAINING)
-    checkpoint = newest_complete(previous)
+    checkpoint = newest_complete(previous, up_to=spec.up_to_step)
     if checkpoint:
         log.info("continuing from %s", checkpoint.name)
         if parts.trainer.echo:

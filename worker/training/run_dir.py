@@ -38,6 +38,10 @@ class RunSpec(Spec):
     previous: tuple[str, ...] = Field(
         default=(), description="Run directories of earlier attempts, oldest first."
     )
+    up_to_step: int | None = Field(
+        default=None,
+        description="Later checkpoints of them are not used: their history may not be stored.",
+    )
 
 
 class ProducedFile(Spec):
