@@ -49,6 +49,7 @@ GAIN = {
     "high": 0.59,
     "count": 128,
 }
+EXPORT_SPEC = {"type": "gguf", "quantization": "q8_0"}
 EXPORT = {
     "id": "export_77aa88bb99cc00dd11ee",
     "name": "gguf-q8_0",

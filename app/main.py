@@ -56,6 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 allowed_models=settings.allowed_models,
                 allow_network=settings.allow_network,
                 judge_urls=tuple(url.rstrip("/") for url in settings.judge_urls),
+                ollama_urls=tuple(settings.ollama_urls),
             ),
             outbound=settings.outbound,
             max_upload_bytes=settings.max_upload_bytes,

@@ -51,6 +51,9 @@ class Settings(BaseSettings):
         description="Base URLs of the endpoints that LLM judges may use. Their bearer token is "
         "`DRESSAGE_JUDGE_KEY`.",
     )
+    ollama_urls: list[str] = Field(
+        default_factory=list, description="Ollama servers that jobs may register models in."
+    )
     keep_history_days: float = Field(
         default=90,
         gt=0,

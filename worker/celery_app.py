@@ -43,6 +43,7 @@ context = WorkerContext(
     stall_seconds=settings.stall_seconds,
     retry_policy=settings.retry_policy,
     stopping=threading.Event(),
+    ollama_urls=tuple(settings.ollama_urls),
 )
 
 

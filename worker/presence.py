@@ -6,9 +6,11 @@ import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
+from app.jobs.export_checks import LLAMA_QUANTIZE
 from app.queue.doorbell import Queue
 from app.settings import Settings
 from app.workers.repository import Presence
+from worker.training.export.programs import quantize_path
 
 PACKAGES = ("dressage", "torch", "transformers", "trl", "peft", "vllm")
 FIELDS = "--query-gpu=name,memory.total,driver_version"
@@ -65,7 +67,7 @@ def _versions() -> dict[str, str]:
             known[package] = version(package)
         except PackageNotFoundError:
             continue
-    return known
+    return known | ({LLAMA_QUANTIZE: "yes"} if quantize_path() else {})
 
 
 if __name__ == "__main__":

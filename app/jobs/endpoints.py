@@ -12,7 +12,7 @@ from app.db.models import JobRow
 from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team, Transaction
 from app.exceptions import NotFound
 from app.jobs import repository, service
-from app.jobs.views import event_view, show
+from app.jobs.views import event_view, export_view, show
 from dressage.spec.event import (
     Evaluation,
     Evaluations,
@@ -23,7 +23,8 @@ from dressage.spec.event import (
     MetricsRow,
     RolloutPage,
 )
-from dressage.spec.job import EXAMPLE, DryRun, Job, JobPage, JobSpec
+from dressage.spec.export import ExportSpec
+from dressage.spec.job import EXAMPLE, DryRun, ExportView, Job, JobPage, JobSpec
 from dressage.spec.status import JobStatus
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -149,6 +150,39 @@ async def retry_job(
     """Submit a failed or cancelled job again, as a new one."""
     job = await service.retry(transaction.session, transaction.doorbell, parts.rules, team, job_id)
     return await _created(response, transaction, job, is_new=True)
+
+
+@router.post(
+    "/{job_id}/exports",
+    status_code=201,
+    responses={
+        200: {"model": ExportView, "description": "It waits, runs or is done already."},
+        **examples.shown({**examples.EXPORT, "status": "queued", "attempts": 0}, 201),
+    },
+)
+async def export_job(
+    job_id: str,
+    spec: Annotated[ExportSpec, Body(openapi_examples={"gguf": {"value": examples.EXPORT_SPEC}})],
+    transaction: InTransaction,
+    team: Scope,
+    parts: Parts,
+    response: Response,
+) -> ExportView:
+    """Make another file of a trained job, or try one again that failed."""
+    row, is_new = await service.export_again(
+        transaction.session, transaction.doorbell, parts.rules, team, job_id, spec
+    )
+    response.status_code = 201 if is_new else 200
+    return export_view(row)
+
+
+@router.get("/{job_id}/exports", responses=examples.shown([examples.EXPORT]))
+async def list_exports(
+    job_id: str, transaction: InTransaction, team: Scope
+) -> tuple[ExportView, ...]:
+    """The follow-up tasks of a job, with what came of them."""
+    await _existing(transaction, team, job_id)
+    return tuple(map(export_view, await repository.exports_of(transaction.session, [job_id])))
 
 
 @router.delete("/{job_id}", status_code=204)

@@ -78,6 +78,16 @@ async def exports_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[
     return (await session.scalars(query)).all()
 
 
+async def export_named(session: AsyncSession, job_id: str, name: str) -> ExportRow | None:
+    """A job's export by its name, locked."""
+    found: ExportRow | None = await session.scalar(
+        select(ExportRow)
+        .where(ExportRow.job_id == job_id, ExportRow.name == name)
+        .with_for_update()
+    )
+    return found
+
+
 async def artifacts_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ArtifactRow]:
     """All artifacts of some jobs, oldest first."""
     query = select(ArtifactRow).where(ArtifactRow.job_id.in_(job_ids))

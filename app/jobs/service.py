@@ -15,9 +15,11 @@ from app.exceptions import (
     JobNotPausable,
     JobNotPaused,
     JobNotRetryable,
+    JobNotTrained,
     NotFound,
 )
 from app.jobs import checks, repository
+from app.jobs.export_checks import export_problems
 from app.jobs.lifecycle import (
     EventDraft,
     append_events,
@@ -28,13 +30,13 @@ from app.jobs.lifecycle import (
 )
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell
-from app.queue.exports import cancel_exports
+from app.queue.exports import TRAINED, cancel_exports
 from app.storage import Storage
 from app.suites import repository as suites
 from app.teams import quotas
 from dressage.spec.effective import effective_spec
 from dressage.spec.event import EventType
-from dressage.spec.export import export_name
+from dressage.spec.export import ExportSpec, export_name
 from dressage.spec.job import Adjustment, JobSpec
 from dressage.spec.preflight import PreflightSpec
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
@@ -70,6 +72,7 @@ async def prepare(
         *checks.bad_schemas(spec.rewards),
         *checks.needs_gpu(spec),
         *rules.problems(spec),
+        *await export_problems(session, rules, spec),
     ]
     if problems:
         raise JobInvalid.of(problems)
@@ -139,6 +142,47 @@ async def submit(
     await append_events(session, job.id, drafts)
     doorbell.training()
     return job, True
+
+
+async def export_again(
+    session: AsyncSession,
+    doorbell: Doorbell,
+    rules: OperatorRules,
+    team: str | None,
+    job_id: str,
+    wanted: ExportSpec,
+) -> tuple[ExportRow, bool]:
+    """Queue a follow-up task on a trained job. Returns it, and whether it is (queued) anew.
+
+    One that waits, runs or has succeeded is what was asked for; one that failed is tried again.
+
+    Raises:
+        NotFound: There is no such job.
+        JobNotTrained: It has no trained model (yet).
+        JobInvalid: The export cannot be made.
+    """
+    job = await _locked(session, team, job_id)
+    spec = JobSpec.model_validate(job.spec)
+    if job.status not in TRAINED or spec.preflight.only:
+        raise JobNotTrained(f"the job is {job.status}; only a trained one has files to export")
+    problems = await export_problems(session, rules, spec.model_copy(update={"exports": (wanted,)}))
+    if problems:
+        raise JobInvalid.of(problems)
+    name = export_name(wanted)
+    row = await repository.export_named(session, job.id, name)
+    if row and row.status not in (ExportStatus.FAILED, ExportStatus.CANCELLED):
+        return row, False
+    if row is None:
+        row = ExportRow(id=new_id("export"), job_id=job.id, name=name, spec={}, status="")
+        session.add(row)
+    row.spec, row.status = wanted.model_dump(mode="json"), ExportStatus.QUEUED
+    row.attempts, row.reason, row.message, row.finished_at = 0, None, None, None
+    await session.flush()
+    await session.refresh(row)
+    data = {"export": name, "status": ExportStatus.QUEUED}
+    await append_events(session, job.id, [EventDraft(EventType.EXPORT, data)])
+    doorbell.exports()
+    return row, True
 
 
 async def cancel(session: AsyncSession, team: str | None, job_id: str) -> JobRow:

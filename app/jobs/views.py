@@ -56,6 +56,7 @@ def export_view(row: ExportRow) -> ExportView:
             "reason": row.reason,
             "message": row.message,
             "attempts": row.attempts,
+            "result": row.result,
             "created_at": row.created_at,
             "finished_at": row.finished_at,
         }

@@ -16,7 +16,7 @@ from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
 from dressage.spec.artifact import Artifact
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.generation import Generation, GenerationSpec
-from dressage.spec.job import DryRun, Job, JobPage, JobSpec
+from dressage.spec.job import DryRun, ExportView, Job, JobPage, JobSpec
 from dressage.spec.queue import QueueState, Worker
 from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
 from dressage.spec.sweep import Sweep, SweepSpec
@@ -196,6 +196,11 @@ class Client:
         """Who changed what, newest first."""
         response = self._send("GET", "/audit", params={"cursor": cursor})
         return AuditPage.model_validate_json(response.content)
+
+    def export(self, job_id: str, spec: Mapping[str, Any]) -> ExportView:
+        """Make another file of a trained job, or try one again that failed."""
+        response = self._send("POST", f"/jobs/{job_id}/exports", json=dict(spec))
+        return ExportView.model_validate_json(response.content)
 
     def preflight(self, spec: JobSpec | Mapping[str, Any]) -> Job:
         """Queue a look at whether a job can learn; its result has the report."""

@@ -15,6 +15,7 @@ class ArtifactKind(StrEnum):
     MODEL = "model"
     MERGED = "merged"
     GGUF = "gguf"
+    GGUF_ADAPTER = "gguf_adapter"
     TENSORBOARD = "tensorboard"
 
 

@@ -178,6 +178,9 @@ class ExportView(Spec):
     reason: Reason | None = None
     message: str | None = None
     attempts: int = 0
+    result: dict[str, Any] | None = Field(
+        default=None, description="File, parity report; what was registered where."
+    )
     created_at: datetime
     finished_at: datetime | None = None
 

@@ -42,6 +42,9 @@ class Reason(StrEnum):
     GPU_FAILED = "gpu_failed"
     PREEMPTED = "preempted"
     CONVERSION_FAILED = "conversion_failed"
+    OLLAMA_UNAVAILABLE = "ollama_unavailable"
+    OLLAMA_REFUSED = "ollama_refused"
+    PARITY_FAILED = "parity_failed"
     INTERNAL_ERROR = "internal_error"
 
 

@@ -26,5 +26,6 @@ class WorkerContext:
     stall_seconds: float
     retry_policy: RetryPolicy
     stopping: threading.Event
+    ollama_urls: tuple[str, ...] = ()
     training_module: str = "worker.training"
     export_module: str = "worker.training.export"

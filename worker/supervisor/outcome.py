@@ -24,7 +24,10 @@ class Outcome:
 def read_outcome(run: Path, returncode: int | None) -> Outcome:
     """Read the manifest, else the failure, else judge by the exit code."""
     if (run / MANIFEST).is_file():
-        return Outcome(Manifest.model_validate_json((run / MANIFEST).read_bytes()))
+        manifest = Manifest.model_validate_json((run / MANIFEST).read_bytes())
+        if manifest.failure:
+            return Outcome(manifest, manifest.failure.reason, manifest.failure.message)
+        return Outcome(manifest)
     if (run / FAILURE).is_file():
         failure = FailureFile.model_validate_json((run / FAILURE).read_bytes())
         return Outcome(None, failure.reason, failure.message)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-from typing import Any
 
 import structlog
 
@@ -20,8 +19,6 @@ from app.queue.exports import (
     release_export,
     settle_export,
 )
-from app.suites.service import load
-from dressage.authoring.suite import Suite
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
@@ -37,7 +34,6 @@ from worker.training.run_dir import INPUT, SPEC, SUITE
 log = structlog.get_logger()
 
 TRAINED = (ArtifactKind.ADAPTER, ArtifactKind.MODEL)
-PROMPT_TOKENS = 2048  # room for instructions, tools and input beside the completion
 
 
 async def run_next_export(context: WorkerContext) -> bool:
@@ -83,17 +79,19 @@ class ExportRun:
         """Lay out the run directory."""
         self._run.mkdir(parents=True)
         storage = self._context.storage
-        job_spec = JobSpec.model_validate(job.spec)
-        spec = _export_spec(
-            self._lease,
-            job_spec,
-            load(storage, suite),
-            job_spec.agent.tool_schemas(suite.tools, suite.environments),
-            ArtifactKind(trained.kind),
+        spec = ExportRunSpec(
+            export=self._lease.spec,
+            job=JobSpec.model_validate(job.spec),
+            job_id=job.id,
+            trained=ArtifactKind(trained.kind),
+            ollama_url=self._lease.spec.get("server") or self._first_ollama(),
         )
         (self._run / SPEC).write_text(spec.model_dump_json(indent=1))
         shutil.copyfile(storage.path(trained.sha256), self._run / INPUT)
         shutil.copyfile(storage.path(suite.storage_key), self._run / SUITE)
+
+    def _first_ollama(self) -> str | None:
+        return self._context.ollama_urls[0] if self._context.ollama_urls else None
 
     async def run(self) -> None:
         """Start the child, watch it, store what came of it."""
@@ -142,6 +140,7 @@ class ExportRun:
     async def settle(self, outcome: Outcome) -> None:
         """Store the files, or why there are none."""
         manifest = outcome.manifest
+        succeeded = manifest is not None and manifest.failure is None
         if manifest:
             await asyncio.to_thread(store_files, self._context.storage, self._run, manifest)
 
@@ -153,7 +152,7 @@ class ExportRun:
                 await settle_export(
                     session,
                     self._lease,
-                    ExportStatus.SUCCEEDED if manifest else ExportStatus.FAILED,
+                    ExportStatus.SUCCEEDED if succeeded else ExportStatus.FAILED,
                     reason=outcome.reason,
                     message=outcome.message or None,
                     result=manifest.result if manifest else None,
@@ -170,18 +169,3 @@ class ExportRun:
             await settle_export(
                 session, self._lease, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
             )
-
-
-def _export_spec(
-    lease: ExportLease, job: JobSpec, suite: Suite, tools: list[dict[str, Any]], kind: ArtifactKind
-) -> ExportRunSpec:
-    return ExportRunSpec.model_validate(
-        {
-            "export": {**lease.spec, "job": job} if "request" in lease.spec else lease.spec,
-            "base_model": job.agent.model,
-            "trained": kind,
-            "messages": suite.cases[0].conversation(job.agent.instructions),
-            "tools": [{"type": "function", "function": tool} for tool in tools],
-            "context_length": PROMPT_TOKENS + job.training.max_completion_length,
-        }
-    )

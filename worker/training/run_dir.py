@@ -53,18 +53,19 @@ class ProducedFile(Spec):
     sha256: str
 
 
-class Manifest(Spec):
-    """What a complete run leaves behind."""
-
-    files: tuple[ProducedFile, ...]
-    result: dict[str, Any] = Field(default_factory=dict)
-
-
 class FailureFile(Spec):
     """Why a run ended without a manifest."""
 
     reason: Reason
     message: str
+
+
+class Manifest(Spec):
+    """What a run leaves behind that is complete, or failed with files that are worth keeping."""
+
+    files: tuple[ProducedFile, ...]
+    result: dict[str, Any] = Field(default_factory=dict)
+    failure: FailureFile | None = None
 
 
 class RunDirectory:

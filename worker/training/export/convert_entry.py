@@ -1,9 +1,10 @@
-"""`python convert_entry.py LLAMA_CPP_DIR MODEL …`: llama.cpp's converter with one more look-up.
+"""`python convert_entry.py LLAMA_CPP_DIR METADATA MODEL …`: llama.cpp's converter, extended.
 
 The converter knows a pre-tokenizer by a hash over token ids, which depends on the vocabulary: a
 tokenizer trained by its user is never recognised. Where its pre-tokenizer is, to the letter, one
-that llama.cpp implements, that one's name is the right answer. Runs as a script, so that nothing of
-ours and nothing of the converter's meet in one import path.
+that llama.cpp implements, that one's name is the right answer. Our metadata goes in, too.
+
+Runs as a script, so that nothing of ours and nothing of the converter's meet in one import path.
 """
 
 import json
@@ -20,7 +21,7 @@ KNOWN = {
 
 def main():
     """Run the converter with the look-up extended."""
-    folder = sys.argv.pop(1)
+    folder, metadata = sys.argv.pop(1), json.loads(sys.argv.pop(1))
     sys.path.insert(0, folder)
     import convert_hf_to_gguf
     from conversion import base
@@ -37,6 +38,14 @@ def main():
             return name
 
     base.TextModel.get_vocab_base_pre = by_hash_or_pattern
+    gguf_parameters = base.TextModel.set_gguf_parameters
+
+    def with_metadata(self):
+        gguf_parameters(self)
+        for name, value in metadata.items():
+            self.gguf_writer.add_string(f"dressage.{name}", value)
+
+    base.TextModel.set_gguf_parameters = with_metadata
     convert_hf_to_gguf.main()
 
 

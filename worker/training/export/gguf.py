@@ -2,17 +2,23 @@
 
 import json
 import logging
-import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dressage.spec.export import CONVERTED, K_QUANTS
 from dressage.spec.status import Reason
+from worker.training.export.answers import ServedAnswer, with_object_arguments
+from worker.training.export.programs import converter_path, quantize_path
 from worker.training.failures import RunFailure
 
 log = logging.getLogger(__name__)
 
+LISTED_TOKENS = 40  # of the distribution that is compared
 ENTRY = Path(__file__).with_name("convert_entry.py")
 SENTENCES = {
     "BPE pre-tokenizer was not recognized": "llama.cpp does not know the pre-tokenizer of this "
@@ -22,47 +28,105 @@ SENTENCES = {
 }
 
 
-def converter_path() -> Path:
-    """Where llama.cpp's converter lies: `LLAMA_CPP_PATH`, or what `scripts/setup` fetched.
+def convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, str]) -> None:
+    """Write a GGUF file; a K-quant by way of bf16.
 
-    Raises:
-        RunFailure: In neither place.
-    """
-    chosen = os.environ.get("LLAMA_CPP_PATH") or f"{sys.prefix}/share/dressage/llama.cpp"
-    if not (Path(chosen) / "convert_hf_to_gguf.py").is_file():
-        raise RunFailure(
-            Reason.MISSING_DEPENDENCY,
-            f"llama.cpp's converter is not in {chosen}; run scripts/setup, or point LLAMA_CPP_PATH "
-            "at a llama.cpp source tree",
-        )
-    return Path(chosen)
-
-
-def convert(model: Path, out: Path, quantization: str) -> None:
-    """Write a GGUF file.
+    Args:
+        model: A directory with a whole model.
+        out: The file to make.
+        quantization: Of `dressage.spec.export`.
+        metadata: Where the model is from; becomes `dressage.…` entries of the file.
 
     Raises:
         RunFailure: The converter refuses the model; its last lines become a sentence.
     """
+    size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    free = shutil.disk_usage(out.parent).free
+    needed = size * (3 if quantization in K_QUANTS else 2)
+    if free < needed:
+        raise RunFailure(
+            Reason.DISK_FULL,
+            f"the conversion needs up to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+        )
+    if quantization in CONVERTED:
+        _convert(model, out, quantization, metadata)
+        return
+    program = quantize_path()
+    if program is None:
+        raise RunFailure(
+            Reason.MISSING_DEPENDENCY,
+            "K-quants need llama-quantize on the worker: scripts/build-llama-quantize makes it",
+        )
+    whole = out.with_name(f".{out.name}.bf16")
+    try:
+        _convert(model, whole, "bf16", metadata)
+        command = [str(program), str(whole), str(out), quantization.upper()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode or not out.is_file():
+            lines = [line for line in done.stderr.splitlines() if line.strip()][-3:]
+            raise RunFailure(Reason.CONVERSION_FAILED, f"llama-quantize failed: {lines}")
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def convert_adapter(adapter: Path, base: str, out: Path, quantization: str) -> None:
+    """Write a LoRA adapter as GGUF.
+
+    Raises:
+        RunFailure: It is of a kind that the converter gets wrong, or it fails.
+    """
+    config = json.loads((adapter / "adapter_config.json").read_bytes())
+    for field in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save"):
+        if config.get(field):  # the converter would exit with 0 and write a wrong file
+            raise RunFailure(
+                Reason.CONVERSION_FAILED,
+                f"llama.cpp cannot express an adapter with {field}; export the merged model",
+            )
+    script = converter_path() / "convert_lora_to_gguf.py"
+    where = ["--base", base] if Path(base).is_dir() else ["--base-model-id", base]
+    with tempfile.TemporaryDirectory() as folder:
+        # Without the card, and with the base's name alone: both hold paths of this host.
+        config["base_model_name_or_path"] = base if where[0] != "--base" else Path(base).name
+        (Path(folder) / "adapter_config.json").write_text(json.dumps(config))
+        weights = "adapter_model.safetensors"
+        (Path(folder) / weights).symlink_to((adapter / weights).resolve())
+        command = [
+            *(sys.executable, str(script), *where, "--outfile", str(out)),
+            *("--outtype", quantization, folder),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not out.is_file():
+        raise RunFailure(Reason.CONVERSION_FAILED, _sentence(done.stderr))
+
+
+def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, str]) -> None:
     has_template = (model / "chat_template.jinja").is_file() or "chat_template" in json.loads(
         (model / "tokenizer_config.json").read_bytes()
     )
     if not has_template:  # the converter would exit with 0 and leave it out
         raise RunFailure(Reason.CONVERSION_FAILED, "the model has no chat template to put in GGUF")
     command = [
-        *(sys.executable, str(ENTRY), str(converter_path()), str(model)),
+        *(
+            sys.executable,
+            str(ENTRY),
+            str(converter_path()),
+            json.dumps(dict(metadata)),
+            str(model),
+        ),
         *("--outfile", str(out), "--outtype", quantization),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not out.is_file():
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        tail = "\n".join(lines[-20:])
-        log.warning("converter output:\n%s", tail)
-        known = next((text for mark, text in SENTENCES.items() if mark in tail), None)
-        raise RunFailure(
-            Reason.CONVERSION_FAILED, known or f"llama.cpp's converter failed: {lines[-1:]}"
-        )
+        raise RunFailure(Reason.CONVERSION_FAILED, _sentence(done.stderr))
     log.info("%s is %.1f MB", out.name, out.stat().st_size / 1e6)
+
+
+def _sentence(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
+    tail = "\n".join(lines[-20:])
+    log.warning("converter output:\n%s", tail)
+    known = next((text for mark, text in SENTENCES.items() if mark in tail), None)
+    return known or f"llama.cpp's converter failed: {lines[-1:]}"
 
 
 class GgufModel:
@@ -91,10 +155,57 @@ class GgufModel:
         Raises:
             RuntimeError: llama.cpp answers with an error.
         """
+        answer = self._complete(messages, tools, max_tokens, temperature, {})
+        message: dict[str, Any] = answer["choices"][0]["message"]
+        return message
+
+    def respond(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        max_tokens: int,
+        temperature: float = 0.0,
+        stop: list[str] | None = None,
+        **options: Any,
+    ) -> ServedAnswer:
+        """One assistant message with what the server counted. Messages may hold arguments as text.
+
+        Raises:
+            RuntimeError: llama.cpp answers with an error.
+        """
+        if stop:
+            options["stop"] = stop
+        answer = self._complete(messages, tools, max_tokens, temperature, options)
+        choice = answer["choices"][0]
+        return ServedAnswer(
+            message=with_object_arguments(choice["message"]),
+            prompt_tokens=answer.get("usage", {}).get("prompt_tokens"),
+            cut_off=choice.get("finish_reason") == "length",
+        )
+
+    def next_token(self, prefix: list[int]) -> dict[int, float]:
+        """Log-probabilities of the likeliest next tokens, by token id."""
+        answer = self._server.handle_completions(
+            {"prompt": prefix, "max_tokens": 1, "temperature": 0.0, "logprobs": LISTED_TOKENS}
+        )
+        answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
+        listed = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return {int(entry["id"]): float(entry["logprob"]) for entry in listed}
+
+    def _complete(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        max_tokens: int,
+        temperature: float,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
         request: dict[str, Any] = {
-            "messages": messages,
+            "messages": [_with_text_arguments(message) for message in messages],
             "max_tokens": max_tokens,
             "temperature": temperature,
+            **options,
         }
         if tools:
             request["tools"] = tools
@@ -102,8 +213,25 @@ class GgufModel:
         answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
         if "choices" not in answer:
             raise RuntimeError(f"llama.cpp: {answer}")
-        message: dict[str, Any] = answer["choices"][0]["message"]
-        return message
+        return dict(answer)
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """As the OpenAI API has them: the arguments of calls are JSON texts."""
+    calls = [
+        {
+            "id": call.get("id", f"call_{at}"),
+            "type": "function",
+            "function": {
+                **call["function"],
+                "arguments": call["function"]["arguments"]
+                if isinstance(call["function"]["arguments"], str)
+                else json.dumps(call["function"]["arguments"], ensure_ascii=False),
+            },
+        }
+        for at, call in enumerate(message.get("tool_calls") or [])
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def check_answers(

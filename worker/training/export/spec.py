@@ -1,6 +1,6 @@
 """What an export process finds in its directory."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -12,19 +12,17 @@ from dressage.spec.job import JobSpec
 
 
 class Question(Spec):
-    """Not a file to make, but something to ask the trained agent. The suite lies beside."""
+    """Not a file to make, but something to ask the trained agent."""
 
     type: Literal["generation"] = "generation"
     request: GenerationSpec
-    job: JobSpec
 
 
 class ExportRunSpec(Spec):
-    """`spec.json` of an export; the trained files lie beside it as `input.tar`."""
+    """`spec.json` of an export; the trained files and the suite lie beside it."""
 
     export: ExportSpec | Question
-    base_model: str
+    job: JobSpec
+    job_id: str
     trained: ArtifactKind
-    messages: tuple[dict[str, Any], ...] = Field(description="A prompt the result must answer.")
-    tools: tuple[dict[str, Any], ...] = Field(default=(), description="Schemas for that prompt.")
-    context_length: int = Field(description="Tokens: the longest prompt plus completion.")
+    ollama_url: str | None = Field(default=None, description="For Ollama: the server.")

@@ -233,7 +233,7 @@ class RolloutEngine:
         episode.tool_calls += results
         episode.tool_failures += sum(result.error is not None for result in results)
         episode.iterations += 1
-        messages = [_tool_message(result) for result in results]
+        messages = [tool_message(result) for result in results]
         suffix = self._template.tool_suffix(messages)
         if episode.lost is not None:
             episode.messages += messages
@@ -260,7 +260,8 @@ class RolloutEngine:
         return None
 
 
-def _tool_message(result: ToolCall) -> dict[str, Any]:
+def tool_message(result: ToolCall) -> dict[str, Any]:
+    """What the model is shown of a call."""
     content = (
         str(result.result)
         if result.error is None

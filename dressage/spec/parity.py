@@ -1,0 +1,43 @@
+"""Serving parity: is what is served what was trained?"""
+
+from enum import StrEnum
+
+from pydantic import Field
+
+from dressage.spec.base import Spec
+from dressage.spec.event import Gain
+
+
+class ParityProblem(StrEnum):
+    """What is wrong with what is served."""
+
+    PASS_RATE_DROP = "pass_rate_drop"
+    PROMPT_DIFFERS = "prompt_differs"
+    RUNS_ON = "runs_on"
+    NEARER_TO_BASE = "nearer_to_base"
+
+
+class ParityReport(Spec):
+    """The same held-out cases, greedily, through the trained model and through what is served."""
+
+    served: str = Field(description="`gguf-q8_0`, `ollama:calc-agent`, …")
+    cases: int
+    pass_rate: Gain | None = Field(
+        description="Served minus trained, on the same cases, with a 95 % paired interval."
+    )
+    same_prompt: float | None = Field(
+        description="Share of cases whose first prompt has as many tokens as in training; null: "
+        "the server does not count them."
+    )
+    same_answer: float = Field(description="Share of cases with the same first turn.")
+    cut_off: float = Field(description="Share of first turns that did not end by themselves.")
+    kl: float | None = Field(
+        default=None,
+        description="Mean KL divergence, in nats, trained from served, over the likeliest next "
+        "tokens at the first tokens of the trained model's answers.",
+    )
+    kl_base: float | None = Field(default=None, description="The same from the base model.")
+    top_token: float | None = Field(
+        default=None, description="Share of those tokens at which both find the same one likeliest."
+    )
+    problems: tuple[ParityProblem, ...] = Field(description="Empty: what is served was trained.")

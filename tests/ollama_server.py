@@ -1,0 +1,273 @@
+"""A small server that speaks Ollama's documented REST API strictly, and really runs the GGUF.
+
+All that we believe about Ollama (0.30 and newer) stands here, in one place:
+names, digests, streamed statuses with errors as lines, replacement of names without regard to case,
+the GGUF's own Jinja template, capabilities read from it, arguments of calls as objects.
+"""
+
+import hashlib
+import json
+import re
+import socket
+import struct
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from worker.training.export.gguf import GgufModel
+
+PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+NAME = re.compile(rf"(?:{PART}/)?(?:{PART}/)?{PART}(?::{PART})?")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+PARAMETERS = {
+    "num_ctx": int,
+    "temperature": float,
+    "num_predict": int,
+    "top_p": float,
+    "top_k": int,
+    "stop": list,
+}
+
+
+class OllamaServer:
+    """`with OllamaServer(folder) as server:` then `server.url`.
+
+    Attributes:
+        models: What was made, by lower-case name with tag.
+        fault: What goes wrong next: `cut upload`, `cut create`, `full`, `error line`, `busy`.
+        asked: Every request as (method, path).
+    """
+
+    def __init__(self, folder, version="0.30.1"):
+        self.blobs = folder
+        self.version = version
+        self.models, self.asked, self.fault = {}, [], None
+        self._loaded, self._lock = {}, threading.Lock()
+        server = self
+
+        class Handler(_Handler):
+            ollama = server
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._http.shutdown()
+        self._http.server_close()
+
+    def take_fault(self, name):
+        if self.fault == name:
+            self.fault = None
+            return True
+        return False
+
+    def answer(self, model, request):
+        made = self.models[model]
+        with self._lock:  # one model at a time, as on a small machine
+            if made["digest"] not in self._loaded:
+                self._loaded = {
+                    made["digest"]: GgufModel(
+                        self.blobs / made["digest"].removeprefix("sha256:"),
+                        context_length=made["parameters"].get("num_ctx", 4096),
+                    )
+                }
+            options = {**made["parameters"], **request.get("options", {})}
+            messages = [dict(message) for message in request["messages"]]
+            if made["system"] and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": made["system"]})
+            for at, message in enumerate(messages):
+                for number, call in enumerate(message.get("tool_calls") or []):
+                    function = call["function"]
+                    assert isinstance(function["arguments"], dict), "arguments must be an object"
+                    call |= {"id": f"call_{at}_{number}", "type": "function"}
+                    call["function"] = {**function, "arguments": json.dumps(function["arguments"])}
+            return self._loaded[made["digest"]].respond(
+                messages,
+                request.get("tools") or [],
+                max_tokens=options.get("num_predict", 512),
+                temperature=options.get("temperature", 0.8),
+                stop=options.get("stop"),
+            )
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def _body(self):
+        length = int(self.headers.get("Content-Length") or 0)
+        return self.rfile.read(length)
+
+    def _json(self, status, content):
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _error(self, status, text):
+        self._json(status, {"error": text})
+
+    def do_HEAD(self):
+        self.ollama.asked.append(("HEAD", self.path))
+        digest = self.path.removeprefix("/api/blobs/")
+        if not DIGEST.fullmatch(digest):
+            return self._error(400, "invalid digest format")
+        found = (self.ollama.blobs / digest.removeprefix("sha256:")).is_file()
+        return self._json(200 if found else 404, {})
+
+    def do_GET(self):
+        self.ollama.asked.append(("GET", self.path))
+        if self.ollama.take_fault("busy"):
+            return self._error(503, "server busy, please try again")
+        if self.path == "/api/version":
+            return self._json(200, {"version": self.ollama.version})
+        if self.path == "/api/tags":
+            models = [{"name": made["name"]} for made in self.ollama.models.values()]
+            return self._json(200, {"models": models})
+        return self._error(404, "not found")
+
+    def do_DELETE(self):
+        self.ollama.asked.append(("DELETE", self.path))
+        name = _full(json.loads(self._body())["model"])
+        if self.ollama.models.pop(name, None) is None:
+            return self._error(404, f"model '{name}' not found")
+        return self._json(200, {})
+
+    def do_POST(self):
+        self.ollama.asked.append(("POST", self.path))
+        if self.path.startswith("/api/blobs/"):
+            return self._blob(self.path.removeprefix("/api/blobs/"))
+        try:
+            request = json.loads(self._body())
+        except ValueError:
+            return self._error(400, "invalid JSON")
+        if self.path == "/api/create":
+            return self._create(request)
+        name = _full(request.get("model", ""))
+        if name not in self.ollama.models:
+            return self._error(404, f"model '{request.get('model')}' not found")
+        if self.path == "/api/show":
+            made = self.ollama.models[name]
+            return self._json(
+                200, {"capabilities": made["capabilities"], "parameters": made["parameters"]}
+            )
+        if self.path == "/api/chat":
+            return self._chat(name, request)
+        return self._error(404, "not found")
+
+    def _blob(self, digest):
+        if not DIGEST.fullmatch(digest):
+            return self._error(400, "invalid digest format")
+        if self.ollama.take_fault("cut upload"):
+            self.rfile.read(10)
+            return self._hang_up()
+        if self.ollama.take_fault("full"):
+            self._body()
+            return self._error(500, "write /root/.ollama: no space left on device")
+        content = self._body()
+        if hashlib.sha256(content).hexdigest() != digest.removeprefix("sha256:"):
+            return self._error(400, "digest mismatch")
+        (self.ollama.blobs / digest.removeprefix("sha256:")).write_bytes(content)
+        return self._json(201, {})
+
+    def _create(self, request):
+        name = request.get("model", "")
+        if not NAME.fullmatch(name):
+            return self._error(400, "invalid model name")
+        known = {"model", "files", "system", "parameters", "stream", "template", "license"}
+        assert set(request) <= known, f"unknown fields {set(request) - known}"
+        for key, value in (request.get("parameters") or {}).items():
+            if key not in PARAMETERS:
+                return self._error(400, f"unknown parameter '{key}'")
+            wanted = PARAMETERS[key]
+            if not isinstance(value, int | float if wanted is float else wanted):
+                return self._error(400, f"invalid {key} value")
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self._line({"status": "parsing GGUF"})
+        if self.ollama.take_fault("cut create"):
+            return self._hang_up()
+        problem = self._make(name, request)
+        if problem:
+            self._line({"error": problem})
+        else:
+            for status in ("creating new layer", "writing manifest", "success"):
+                self._line({"status": status})
+        self.wfile.write(b"0\r\n\r\n")
+        return None
+
+    def _make(self, name, request):
+        files = request.get("files") or {}
+        if len(files) != 1:
+            return "neither 'from' or 'files' was specified"
+        ((path, digest),) = files.items()
+        if Path(path).is_absolute() or ".." in path:
+            return "file path must be relative"
+        blob = self.ollama.blobs / digest.removeprefix("sha256:")
+        if not blob.is_file():
+            return f"blob {digest} not found"
+        with blob.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                return "invalid file magic"
+            if struct.unpack("<I", file.read(4))[0] not in (2, 3):
+                return "unsupported GGUF version"
+        if self.ollama.take_fault("error line"):
+            return "llama runner process has terminated"
+        template = request.get("template") or ""
+        own = blob.read_bytes()[: 8 << 20].find(b"tokenizer.chat_template")
+        jinja = blob.read_bytes()[own : own + 40_000] if own >= 0 else b""
+        can_call = ".Tools" in template or b"tool_call" in jinja or b"tools" in jinja
+        self.ollama.models[_full(name)] = {
+            "name": name if ":" in name else f"{name}:latest",
+            "digest": digest,
+            "system": request.get("system") or "",
+            "parameters": request.get("parameters") or {},
+            "capabilities": ["completion", *(["tools"] if can_call else [])],
+        }
+        return None
+
+    def _chat(self, name, request):
+        if request.get("tools") and "tools" not in self.ollama.models[name]["capabilities"]:
+            return self._error(400, f"{request['model']} does not support tools")
+        assert request.get("stream") is False
+        answer = self.ollama.answer(name, request)
+        message = {"role": "assistant", "content": answer.message.get("content") or ""}
+        if answer.message.get("tool_calls"):
+            message["tool_calls"] = [
+                {"function": call["function"]} for call in answer.message["tool_calls"]
+            ]
+        return self._json(
+            200,
+            {
+                "model": request["model"],
+                "message": message,
+                "done": True,
+                "done_reason": "length" if answer.cut_off else "stop",
+                "prompt_eval_count": answer.prompt_tokens,
+            },
+        )
+
+    def _hang_up(self):
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _line(self, content):
+        data = json.dumps(content).encode() + b"\n"
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+
+def _full(name):
+    return (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()

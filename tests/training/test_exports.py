@@ -1,0 +1,295 @@
+"""From a trained model to what is served: real conversions, and a strict Ollama of our own."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from dressage.sandbox.pool import WorkerPool
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.export import K_QUANTS
+from dressage.spec.job import JobSpec
+from dressage.spec.parity import ParityProblem
+from dressage.spec.status import Reason
+from tests.conftest import TINY_MODEL
+from tests.ollama_server import OllamaServer
+from tests.training.conftest import events_of
+from worker.training.evaluate import split
+from worker.training.export.__main__ import run_export
+from worker.training.export.gguf import GgufModel, convert
+from worker.training.export.ollama import Ollama
+from worker.training.export.parity import ParityCheck
+from worker.training.export.programs import quantize_path
+from worker.training.export.spec import ExportRunSpec
+from worker.training.failures import RunFailure
+from worker.training.run_dir import INPUT, MANIFEST, SPEC, SUITE, RunDirectory
+from worker.training.user_code import user_code
+
+CASES = 6
+
+
+@pytest.fixture(scope="session")
+def adapter(tmp_path_factory):
+    """An adapter that changes the model a little, as training does."""
+    folder = tmp_path_factory.mktemp("adapter") / "adapter"
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.15)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def job(job_spec):
+    return JobSpec.model_validate({**job_spec, "evaluation": {"holdout": 0.2}})
+
+
+@pytest.fixture
+def export(tmp_path, arithmetic, job, adapter):
+    """`export({...})`: run one export of the adapter; the directory, and its manifest."""
+
+    def go(spec, *, url=None):
+        folder = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        run_spec = ExportRunSpec(
+            export=spec, job=job, job_id="job_1", trained=ArtifactKind.ADAPTER, ollama_url=url
+        )
+        (folder / SPEC).write_text(run_spec.model_dump_json())
+        (folder / SUITE).write_bytes(arithmetic.to_archive())
+        run = RunDirectory(folder)
+        packed = run.pack(adapter, ArtifactKind.ADAPTER)
+        (run.artifacts / packed.name).rename(folder / INPUT)
+        run_export(run)
+        return run, json.loads((folder / MANIFEST).read_text())
+
+    return go
+
+
+@pytest.fixture
+def check(arithmetic, job, adapter):
+    """A parity check of the adapter on its base, over a few held-out cases."""
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, adapter)
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    _, held_out = split(arithmetic.cases, 40)
+    with user_code(arithmetic, network=False, size=2) as pool:
+        assert isinstance(pool, WorkerPool)
+        yield ParityCheck(job, model, tokenizer, pool, held_out[:CASES])
+
+
+def served(path, **options):
+    model = GgufModel(path, context_length=512)
+    return lambda messages, tools: model.respond(messages, tools, max_tokens=60, **options)
+
+
+@pytest.fixture(scope="session")
+def merged(tmp_path_factory, adapter):
+    folder = tmp_path_factory.mktemp("merged") / "merged"
+    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
+    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder)
+    AutoTokenizer.from_pretrained(adapter).save_pretrained(folder)
+    return folder
+
+
+def test_a_gguf_serves_what_was_trained_and_says_where_it_is_from(export):
+    run, manifest = export({"type": "gguf", "quantization": "f16", "parity_cases": CASES})
+    report = manifest["result"]["parity"]
+    assert report["problems"] == []
+    assert (report["cases"], report["same_prompt"], report["top_token"]) == (CASES, 1.0, 1.0)
+    assert report["same_answer"] >= 0.8
+    assert report["kl"] < report["kl_base"] / 10
+    content = (run.artifacts / "model-f16.gguf").read_bytes()
+    for text in (b"dressage.job", b"job_1", b"dressage.suite", b"dressage.spec_sha256"):
+        assert text in content[: 1 << 20]
+    assert manifest["files"][0]["kind"] == "gguf"
+
+
+def test_a_dropped_adapter_is_caught(check, tmp_path):
+    path = tmp_path / "base.gguf"
+    convert(TINY_MODEL, path, "f16", {})
+    model = GgufModel(path, context_length=512)
+    report = check.report("base", served(path), model.next_token)
+    assert ParityProblem.NEARER_TO_BASE in report.problems
+    assert report.kl > report.kl_base
+
+
+def test_a_broken_template_is_caught(check, merged, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(merged, broken)
+    template = (broken / "chat_template.jinja").read_text()
+    assert "tools" in template
+    (broken / "chat_template.jinja").write_text("{%- set tools = [] %}" + template)
+    path = tmp_path / "broken.gguf"
+    convert(broken, path, "f16", {})
+    report = check.report("broken", served(path))
+    assert ParityProblem.PROMPT_DIFFERS in report.problems
+    assert report.same_prompt == 0.0
+
+
+def test_a_wrong_end_of_turn_is_caught(check, merged, tmp_path):
+    path = tmp_path / "model.gguf"
+    convert(merged, path, "f16", {})
+    report = check.report("endless", served(path, ignore_eos=True))
+    assert ParityProblem.RUNS_ON in report.problems
+    assert report.cut_off == 1.0
+
+
+@pytest.mark.skipif(quantize_path() is None, reason="scripts/build-llama-quantize was not run")
+@pytest.mark.parametrize("quantization", ["q4_k_m", "q6_k"])
+def test_k_quants_run_and_are_smaller(export, quantization):
+    run, manifest = export({"type": "gguf", "quantization": quantization, "parity_cases": CASES})
+    path = run.artifacts / f"model-{quantization}.gguf"
+    assert path.stat().st_size < 2_300_000  # f16 has 5 MB
+    assert manifest["result"]["parity"]["same_prompt"] == 1.0
+    assert [*run.artifacts.iterdir()] == [path]
+
+
+def test_k_quants_without_the_program_say_how_to_get_it(export, monkeypatch):
+    monkeypatch.setattr("worker.training.export.gguf.quantize_path", lambda: None)
+    with pytest.raises(RunFailure, match="scripts/build-llama-quantize") as caught:
+        export({"type": "gguf", "quantization": K_QUANTS[0]})
+    assert caught.value.reason is Reason.MISSING_DEPENDENCY
+
+
+def test_a_full_disk_is_known_before_the_conversion(export, monkeypatch):
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda _: shutil._ntuple_diskusage(total=1, used=1, free=1)
+    )
+    with pytest.raises(RunFailure, match="are free") as caught:
+        export({"type": "gguf"})
+    assert caught.value.reason is Reason.DISK_FULL
+
+
+def test_an_adapter_as_gguf(export, adapter, tmp_path):
+    run, manifest = export({"type": "gguf_adapter"})
+    path = run.artifacts / "adapter-f16.gguf"
+    assert path.read_bytes()[:4] == b"GGUF"
+    assert path.stat().st_size < 500_000
+    assert manifest["files"][0]["kind"] == "gguf_adapter"
+    assert str(TINY_MODEL).encode() not in path.read_bytes()  # no path of ours leaves the house
+
+
+def test_an_adapter_that_the_converter_gets_wrong_is_refused(export, adapter):
+    config = adapter / "adapter_config.json"
+    before = config.read_text()
+    config.write_text(json.dumps({**json.loads(before), "use_rslora": True}))
+    try:
+        with pytest.raises(RunFailure, match="use_rslora"):
+            export({"type": "gguf_adapter"})
+    finally:
+        config.write_text(before)
+
+
+@pytest.fixture
+def ollama(tmp_path):
+    folder = tmp_path / "blobs"
+    folder.mkdir()
+    with OllamaServer(folder) as server:
+        yield server
+
+
+def ollama_spec(**changes):
+    return {"type": "ollama", "name": "calc-agent", "parity_cases": 4, **changes}
+
+
+def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
+    run, manifest = export(ollama_spec(system_prompt=True, temperature=0.5), url=ollama.url)
+    assert manifest["failure"] is None
+    assert set(ollama.models) == {"calc-agent:latest"}
+    made = ollama.models["calc-agent:latest"]
+    assert made["capabilities"] == ["completion", "tools"]
+    assert made["system"] == "Solve the exercise. Use the calculator."
+    assert made["parameters"]["stop"] == ["<|im_end|>"]
+    assert made["parameters"]["temperature"] == 0.5
+    assert made["parameters"]["num_ctx"] == 256
+    report = manifest["result"]["ollama_parity"]
+    assert (report["served"], report["problems"], report["same_prompt"]) == (
+        *("ollama:calc-agent", [], 1.0),
+    )
+    assert manifest["result"]["ollama"]["name"] == "calc-agent"
+    logs = [event["message"] for event in events_of(run, "log")]
+    assert "Ollama: success" in logs
+
+
+def test_a_name_that_is_taken_is_refused_before_anything_is_converted(export, ollama):
+    ollama.models["calc-agent:latest"] = {"name": "Calc-Agent:latest", "digest": "old"}
+    with pytest.raises(RunFailure, match="choose another name, or set overwrite") as caught:
+        export(ollama_spec(), url=ollama.url)
+    assert caught.value.reason is Reason.OLLAMA_REFUSED
+    assert ollama.models["calc-agent:latest"]["digest"] == "old"
+    export(ollama_spec(overwrite=True, parity_cases=0), url=ollama.url)
+    assert ollama.models["calc-agent:latest"]["digest"] != "old"
+    assert len(ollama.models) == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("cut upload", "ollama_unavailable"),
+        ("full", "ollama_unavailable"),
+        ("cut create", "ollama_unavailable"),
+        ("error line", "ollama_refused"),
+    ],
+)
+def test_a_server_that_fails_leaves_no_half_model_and_the_file_is_kept(
+    export, ollama, fault, reason
+):
+    ollama.fault = fault
+    _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url)
+    assert manifest["failure"]["reason"] == reason
+    assert ollama.models == {}
+    assert [file["name"] for file in manifest["files"]] == ["model-q8_0.gguf"]
+
+
+def test_servers_that_cannot_do_it_are_refused_before_the_conversion(export, tmp_path, ollama):
+    ollama.version = "0.12.3"
+    with pytest.raises(RunFailure, match=r"0\.30 or newer") as caught:
+        export(ollama_spec(), url=ollama.url)
+    assert caught.value.reason is Reason.OLLAMA_REFUSED
+    ollama.version, ollama.fault = "0.30.1", "busy"
+    with pytest.raises(RunFailure, match="server busy") as caught:
+        export(ollama_spec(), url=ollama.url)
+    assert caught.value.reason is Reason.OLLAMA_UNAVAILABLE
+    with pytest.raises(RunFailure, match="does not answer") as caught:
+        export(ollama_spec(), url="http://127.0.0.1:1")
+    assert caught.value.reason is Reason.OLLAMA_UNAVAILABLE
+
+
+def test_what_is_not_what_was_trained_is_not_registered_unless_it_may_be(
+    export, ollama, monkeypatch
+):
+    """The server's own prompt is longer: as if it knew another template."""
+    answer = OllamaServer.answer
+
+    def other(self, model, request):
+        longer = [{"role": "system", "content": "Be brief and exact."}, *request["messages"][1:]]
+        return answer(self, model, {**request, "messages": longer})
+
+    monkeypatch.setattr(OllamaServer, "answer", other)
+    _, manifest = export(ollama_spec(), url=ollama.url)
+assert manifest["failure"]
+    assert manifest["failure"]["reason"] == "parity_failed"
+    assert "prompt_differs" in manifest["failure"]["message"]
+    assert ollama.models == {}
+    run, manifest = export(ollama_spec(on_problem="flag"), url=ollama.url)
+    assert manifest["failure"] is None
+    assert set(ollama.models) == {"calc-agent:latest"}
+    assert any(event.get("code") == "parity" for event in events_of(run, "warning"))
+
+
+def test_digests_are_those_of_the_files(ollama, tmp_path):
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"GGUF" + b"x" * 100_000)
+    server = Ollama(ollama.url)
+    digest = server.upload(file)
+    assert (ollama.blobs / digest.removeprefix("sha256:")).read_bytes() == file.read_bytes()
+    asked = len(ollama.asked)
+    assert server.upload(file) == digest
+    assert ollama.asked[asked:] == [("HEAD", f"/api/blobs/{digest}")]

@@ -1,0 +1,34 @@
+"""What a server answers, whichever server it is."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ServedAnswer:
+    """One assistant message.
+
+    Attributes:
+        message: With `content` and `tool_calls`, arguments as objects.
+        prompt_tokens: Tokens of the prompt, as the server counted them; None: it does not say.
+        cut_off: Whether its length ended it.
+    """
+
+    message: dict[str, Any]
+    prompt_tokens: int | None
+    cut_off: bool
+
+
+def with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """An assistant message whose calls have their arguments as objects, where they are JSON."""
+    calls = []
+    for call in message.get("tool_calls") or []:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            with contextlib.suppress(ValueError):  # stays a text, which no tool takes
+                function["arguments"] = json.loads(function["arguments"] or "{}")
+        calls.append({**call, "function": function})
+    kept = {"role": "assistant", "content": message.get("content") or ""}
+    return kept | ({"tool_calls": calls} if calls else {})

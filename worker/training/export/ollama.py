@@ -1,0 +1,150 @@
+"""Register a GGUF in Ollama over its REST API, and ask it. No `ollama` program is needed here.
+
+Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from dressage.spec.status import Reason
+from worker.training.export.answers import ServedAnswer, with_object_arguments
+from worker.training.failures import RunFailure
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS, SILENT_SECONDS = 10.0, 600.0  # a server may load a model before it says a word
+CHUNK = 1 << 20
+
+
+class Ollama:
+    """One server.
+
+    Every method raises `RunFailure`: `ollama_unavailable` when another try may help, else
+    `ollama_refused`.
+    """
+
+    def __init__(self, url: str) -> None:
+        timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+        self._url = url
+        self._http = httpx.Client(base_url=url, timeout=timeout, follow_redirects=False)
+
+    def version(self) -> str:
+        """Of the server."""
+        return str(self._json("GET", "/api/version")["version"])
+
+    def has(self, name: str) -> bool:
+        """Whether a model of this name is there; Ollama ignores case."""
+        models = self._json("GET", "/api/tags").get("models") or []
+        return full_name(name) in {full_name(str(model["name"])) for model in models}
+
+    def upload(self, file: Path) -> str:
+        """Send a file, unless the server has it. Returns its digest."""
+        with file.open("rb") as content:
+            digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+        path = f"/api/blobs/{digest}"
+        if self._send("HEAD", path, allow=(404,)).status_code == httpx.codes.OK:
+            log.info("the server has %s already", file.name)
+            return digest
+        with file.open("rb") as content:
+            chunks = iter(lambda: content.read(CHUNK), b"")
+            headers = {"Content-Length": str(file.stat().st_size)}
+            self._send("POST", path, content=chunks, headers=headers)
+        return digest
+
+    def create(self, request: Mapping[str, Any], progress: Callable[[str], None]) -> None:
+        """Make a model. What went wrong after the first line comes as a line, not as a status."""
+        status = ""
+        for line in self._lines("/api/create", {**request, "stream": True}):
+            if "error" in line:
+                raise _refused(f"create: {line['error']}")
+            if line.get("status") and line["status"] != status:
+                status = str(line["status"])
+                progress(status)
+        if status != "success":
+            raise _unavailable(f"{self._url} ended before it had made the model ({status!r})")
+
+    def capabilities(self, name: str) -> list[str]:
+        """What a model can do: `completion`, `tools` and others."""
+        return list(self._json("POST", "/api/show", json={"model": name}).get("capabilities") or [])
+
+    def delete(self, name: str) -> None:
+        """Remove a model, if it is there."""
+        self._send("DELETE", "/api/delete", json={"model": name}, allow=(404,))
+
+    def chat(
+        self, name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **options: Any
+    ) -> ServedAnswer:
+        """One assistant message, not streamed."""
+        request: dict[str, Any] = {
+            "model": name,
+            "messages": messages,
+            "stream": False,
+            "options": options,
+        }
+        if tools:
+            request["tools"] = tools
+        answer = self._json("POST", "/api/chat", json=request)
+        return ServedAnswer(
+            message=with_object_arguments(answer["message"]),
+            prompt_tokens=answer.get("prompt_eval_count"),
+            cut_off=answer.get("done_reason") == "length",
+        )
+
+    def _lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            with self._http.stream("POST", path, json=body) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise self._failure(response)
+                for line in response.iter_lines():
+                    if line.strip():
+                        yield json.loads(line)
+        except (httpx.TransportError, ValueError) as error:
+            raise _unavailable(f"{self._url} broke off: {error or type(error).__name__}") from error
+
+    def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        response = self._send(method, path, **options)
+        try:
+            return dict(response.json())
+        except ValueError as error:
+            raise _unavailable(f"{self._url} does not answer as Ollama does") from error
+
+    def _send(
+        self, method: str, path: str, *, allow: tuple[int, ...] = (), **options: Any
+    ) -> httpx.Response:
+        try:
+            response = self._http.request(method, path, **options)
+        except httpx.TransportError as error:
+            raise _unavailable(
+                f"{self._url} does not answer: {error or type(error).__name__}"
+            ) from error
+        if response.status_code >= 300 and response.status_code not in allow:
+            raise self._failure(response)
+        return response
+
+    def _failure(self, response: httpx.Response) -> RunFailure:
+        try:
+            said = response.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            said = response.text[:300] or f"status {response.status_code}"
+        text = f"{self._url}: {said}"
+        return _unavailable(text) if response.status_code >= 500 else _refused(text)
+
+
+def full_name(name: str) -> str:
+    """A model's name with its tag, in lower case, as the server compares them."""
+    return (name if ":" in name.rsplit("/", 1)[-1] else f"{name}:latest").lower()
+
+
+def _refused(text: str) -> RunFailure:
+    return RunFailure(Reason.OLLAMA_REFUSED, f"Ollama: {text}")
+
+
+def _unavailable(text: str) -> RunFailure:
+    return RunFailure(Reason.OLLAMA_UNAVAILABLE, f"Ollama: {text}")

@@ -1,0 +1,194 @@
+"""The parity report: held-out cases through the trained model and through what is served."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import torch
+from peft import PeftModel
+
+from dressage.sandbox.pool import WorkerPool
+from dressage.spec.job import JobSpec
+from dressage.spec.parity import ParityProblem, ParityReport
+from dressage.spec.suite import Case
+from worker.training.evaluate import paired_gain
+from worker.training.export.served import Chat, Served, ServedEngine
+from worker.training.rewards.weighted import Scored, Scorer
+from worker.training.rollout.engine import AgentParts, EpisodeLimits
+from worker.training.rollout.episode import Episode
+from worker.training.rollout.generate import Sampling, TransformersGenerator
+from worker.training.rollout.template import ConversationTemplate
+from worker.training.update.model import context_length, end_ids
+
+SAME_PROMPT = 0.9  # of the cases, else the template is another one
+RUNS_ON = 0.2  # of the first turns, more than in training
+TOKENS = 8  # of each answer whose distributions are compared
+LIKELIEST = 40  # tokens of a distribution that are kept
+NEARER = 0.5  # of the distance to the base: a quantized model lies near the trained one
+MEASURABLE = 1e-4  # nats between base and trained model, below which neither is nearer
+
+# Log-probabilities of the likeliest next tokens after some token ids, by token id.
+NextToken = Callable[[list[int]], dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The trained model as the trainer plays it, and the base below it."""
+
+    episodes: list[Episode]
+    scored: list[Scored]
+    prefixes: list[list[int]]
+    next_tokens: list[dict[int, float]]
+    base_next_tokens: list[dict[int, float]] | None
+
+
+class ParityCheck:
+    """Plays a job's held-out cases, once by the trained model and then by each thing served."""
+
+    def __init__(
+        self, job: JobSpec, model: Any, tokenizer: Any, pool: WorkerPool, cases: Sequence[Case]
+    ) -> None:
+        self._job, self._model, self._cases = job, model, list(cases)
+        self._tools = job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+        self._ends = end_ids(job.agent.model, tokenizer)
+        template = ConversationTemplate(
+            tokenizer,
+            self._tools,
+            end_ids=self._ends,
+            response_template=job.agent.response_template if self._tools else None,
+            thinking=job.agent.thinking,
+        )
+        training = job.training
+        self._engine = ServedEngine(
+            template=template,
+            agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
+            pool=pool,
+            limits=EpisodeLimits(
+                completion_tokens=training.max_completion_length,
+                context_tokens=context_length(model),
+                tool_iterations=training.max_tool_iterations,
+                tool_timeout=training.tool_timeout,
+                tool_output=training.max_tool_output,
+            ),
+        )
+        self._scorer = Scorer(job.rewards, pool, timeout=training.tool_timeout)
+        self._generate = TransformersGenerator(model, template.tokenizer, Sampling(0.0))
+        self._reference: Reference | None = None
+
+    def report(self, served: str, chat: Chat, next_token: NextToken | None = None) -> ParityReport:
+        """Compare one thing that is served with the trained model.
+
+        Args:
+            served: Its name in the report.
+            chat: Answers a conversation.
+            next_token: Its distributions, if it gives them.
+        """
+        reference = self._reference = self._reference or self._play_reference()
+        played = self._engine.play_served(self._cases, chat, self._tools)
+        scored = self._scorer.score([one.episode for one in played])
+        gain = paired_gain(_passed(reference.scored), _passed(scored))
+        counted = [
+            one.first.prompt_tokens == len(episode.prompt_ids)
+            for one, episode in zip(played, reference.episodes, strict=True)
+            if one.first.prompt_tokens is not None
+        ]
+        cut_off = fmean(one.first.cut_off for one in played)
+        expected_cut_off = fmean(episode.truncated for episode in reference.episodes)
+        distances = _distances(reference, next_token) if next_token else {}
+        problems = []
+        if gain and gain.high < 0:
+            problems.append(ParityProblem.PASS_RATE_DROP)
+        if counted and fmean(counted) < SAME_PROMPT:
+            problems.append(ParityProblem.PROMPT_DIFFERS)
+        if cut_off > expected_cut_off + RUNS_ON:
+            problems.append(ParityProblem.RUNS_ON)
+        if _nearer_to_base(reference, distances):
+            problems.append(ParityProblem.NEARER_TO_BASE)
+        return ParityReport(
+            served=served,
+            cases=len(self._cases),
+            pass_rate=gain,
+            same_prompt=fmean(counted) if counted else None,
+            same_answer=fmean(
+                _same_turn(one, episode)
+                for one, episode in zip(played, reference.episodes, strict=True)
+            ),
+            cut_off=cut_off,
+            problems=tuple(problems),
+            **distances,
+        )
+
+    def _play_reference(self) -> Reference:
+        episodes = self._engine.play(
+            [(case, 0) for case in self._cases], self._generate, self._ends, 0
+        )
+        scored = self._scorer.score(episodes)
+        prefixes = [
+            episode.prompt_ids + episode.completion_ids[:length]
+            for episode in episodes
+            for length in range(min(TOKENS, len(episode.completion_ids)))
+        ]
+        base = None
+        if isinstance(self._model, PeftModel):
+            with self._model.disable_adapter():
+                base = [_next_token(self._model, prefix) for prefix in prefixes]
+        own = [_next_token(self._model, prefix) for prefix in prefixes]
+        return Reference(episodes, scored, prefixes, own, base)
+
+
+def _distances(reference: Reference, next_token: NextToken) -> dict[str, float]:
+    served = [next_token(prefix) for prefix in reference.prefixes]
+    found = {
+        "kl": fmean(map(_kl, reference.next_tokens, served)),
+        "top_token": fmean(
+            max(one, key=one.__getitem__) == max(other, key=other.__getitem__)
+            for one, other in zip(reference.next_tokens, served, strict=True)
+        ),
+    }
+    if reference.base_next_tokens:
+        found["kl_base"] = fmean(map(_kl, reference.base_next_tokens, served))
+    return found
+
+
+def _nearer_to_base(reference: Reference, distances: dict[str, float]) -> bool:
+    """Whether what is served lies at the base model: its adapter was dropped on the way."""
+    if not reference.base_next_tokens or "kl" not in distances:
+        return False
+    apart = fmean(map(_kl, reference.next_tokens, reference.base_next_tokens))
+    return apart > MEASURABLE and distances["kl"] > NEARER * apart > distances["kl_base"]
+
+
+@torch.no_grad()
+def _next_token(model: Any, prefix: list[int]) -> dict[int, float]:
+    model.eval()
+    logits = model(input_ids=torch.tensor([prefix], device=model.device)).logits[0, -1].float()
+    found = logits.log_softmax(-1).topk(min(LIKELIEST, logits.shape[-1]))
+    return dict(zip(found.indices.tolist(), found.values.tolist(), strict=True))
+
+
+def _kl(p: dict[int, float], q: dict[int, float]) -> float:
+    """KL(p ‖ q) in nats over p's likeliest tokens; what q does not list has its least."""
+    least = min(q.values(), default=-20.0)
+    total = sum(math.exp(log_p) * (log_p - q.get(token, least)) for token, log_p in p.items())
+    return max(0.0, total)
+
+
+def _passed(scored: Sequence[Scored]) -> dict[str, float]:
+    return {s.episode.case.id: float(s.passed) for s in scored if s.reward is not None}
+
+
+def _same_turn(one: Served, episode: Episode) -> bool:
+    prompt = len([m for m in episode.messages if m["role"] in ("system", "user")])
+    return _essence(one.episode.messages[prompt:]) == _essence(episode.messages[prompt:])
+
+
+def _essence(messages: Sequence[dict[str, Any]]) -> tuple[str, list[Any]] | None:
+    """Text and calls of the first assistant message."""
+    turn = next((m for m in messages if m["role"] == "assistant"), None)
+    if turn is None:
+        return None
+    calls = [call["function"] for call in turn.get("tool_calls") or []]
+    named = [(call["name"], call["arguments"]) for call in calls]
+    return (turn.get("content") or "").strip(), named
