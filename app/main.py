@@ -25,6 +25,7 @@ from app.exceptions import add_handlers
 from app.jobs.feed import Feed
 from app.jobs.rules import OperatorRules
 from app.jobs.shown import ShownJobs
+from app.logs import configure_logs
 from app.queue.celery_options import create_celery
 from app.settings import Settings
 from app.storage import Storage
@@ -35,6 +36,7 @@ ASSETS = "/assets"
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service from the environment, or from given settings."""
     settings = settings or Settings()
+    configure_logs()
     engine = create_engine(settings.sqlalchemy_url)
     reading = create_reading_engine(settings.sqlalchemy_url)
 

@@ -17,6 +17,7 @@ import structlog
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 
 from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
+from app.logs import configure_logs
 from app.queue.celery_options import create_celery
 from app.queue.doorbell import Queue, own_queue
 from app.settings import Settings
@@ -32,6 +33,7 @@ PRESENCE_SECONDS = 5.0
 CLEANING_SECONDS = 3600.0
 
 
+configure_logs()
 settings = Settings()
 celery = create_celery(settings.celery_url)
 context = WorkerContext(

@@ -15,6 +15,7 @@ from celery import Celery
 
 from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
 from app.jobs.retention import forget_bulk
+from app.logs import configure_logs
 from app.outbound import AllowedAddresses
 from app.queue.celery_options import create_celery
 from app.queue.claim import open_leases, reap
@@ -100,6 +101,7 @@ async def forget(sessions: Sessions, age: timedelta) -> None:
 
 async def main() -> None:
     """Tick until told to stop."""
+    configure_logs()
     settings = Settings()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -107,7 +107,8 @@ def test_another_teams_things_are_not_there(api, suite, job_spec, theirs):
             url = url.replace(f"{{{name}}}", value)
         url = re.sub(r"{\w+}", "x", url)
         for method in methods:
-            body = {"prompt": "x"} if path.endswith("/generate") else None
+            bodies = {"generate": {"prompt": "x"}, "exports": {"type": "merged"}}
+            body = bodies.get(path.rsplit("/", 1)[1])
             answer = api.request(method, url, headers=theirs, json=body)
             assert answer.status_code == 404, (method, url, answer.text)
             asked.append(path)
