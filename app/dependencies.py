@@ -22,6 +22,7 @@ from app.queue.doorbell import Doorbell, ring
 from app.storage import Storage
 from dressage.spec.team import Role
 
+# The small ones are async, too: FastAPI sends every other one through a thread.
 READS = ("GET", "HEAD")
 bearer = HTTPBearer(auto_error=False, description="An API key: `drs_…`")
 
@@ -42,7 +43,7 @@ class Services:
     max_upload_bytes: int
 
 
-def services(request: Request) -> Services:
+async def services(request: Request) -> Services:
     """The parts of the service."""
     found: Services = request.app.state.services
     return found
@@ -75,7 +76,7 @@ async def who_asks(
 WhoAsks = Annotated[Caller, Depends(who_asks)]
 
 
-def operator(caller: WhoAsks) -> None:
+async def operator(caller: WhoAsks) -> None:
     """Only who runs the service.
 
     Raises:
@@ -85,12 +86,12 @@ def operator(caller: WhoAsks) -> None:
         raise NotAllowed("only an operator's key may do this")
 
 
-def scope(caller: WhoAsks) -> str | None:
+async def scope(caller: WhoAsks) -> str | None:
     """The team whose things the caller sees; None: every team's."""
     return caller.scope
 
 
-def team(caller: WhoAsks) -> str:
+async def team(caller: WhoAsks) -> str:
     """The team that new things belong to."""
     return caller.team
 
@@ -148,7 +149,7 @@ async def transaction(
     given.ring()
 
 
-def cursor_position(
+async def cursor_position(
     cursor: Annotated[str | None, Query(description="From `next_cursor`.")] = None,
 ) -> int | None:
     """Where a page goes on."""

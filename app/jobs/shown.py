@@ -3,18 +3,19 @@
 from collections import OrderedDict
 from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from app.db.engine import Sessions, unit_of_work
-from app.db.models import JobRow
 from app.exceptions import NotFound
 from app.jobs import repository
 from app.jobs.views import show
 from dressage.spec.status import JobStatus
 
 KEPT = 2000
+VERSION = (
+    "SELECT team, last_event_seq, waiting ->> 'looked_at' AS looked_at FROM jobs WHERE id = %s"
+)
 Version = tuple[int, Any]
 
 
@@ -57,12 +58,13 @@ class ShownJobs:
         return text
 
     async def _version(self, job_id: str) -> Any:
-        query = select(
-            JobRow.team, JobRow.last_event_seq, JobRow.waiting["looked_at"].label("looked_at")
-        ).where(JobRow.id == job_id)
         try:
-            async with self._reading.connect() as connection:
-                return (await connection.execute(query)).one_or_none()
+            return await self._read_version(job_id)
         except OperationalError:  # a connection from before a restart of the server
-            async with self._reading.connect() as connection:
-                return (await connection.execute(query)).one_or_none()
+            return await self._read_version(job_id)
+
+    async def _read_version(self, job_id: str) -> Any:
+        async with self._reading.connect() as connection:
+            # The most frequent statement of all: as text, it costs half as much.
+            found = await connection.exec_driver_sql(VERSION, (job_id,))
+            return found.one_or_none()
