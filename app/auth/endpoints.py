@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body
+from fastapi import APIRouter, Body, Response
 
 from app import examples
 from app.auth import audit, keys
@@ -22,9 +22,12 @@ router = APIRouter()
 async def create_key(
     spec: Annotated[KeySpec, Body(openapi_examples={"submitter": {"value": examples.KEY_SPEC}})],
     transaction: InTransaction,
+    response: Response,
 ) -> NewKey:
     """Make a key. Its secret is in this answer and nowhere else."""
-    return await keys.create(transaction.session, spec)
+    made = await keys.create(transaction.session, spec)
+    response.headers["Location"] = f"/keys/{made.id}"
+    return made
 
 
 @router.get("/keys", tags=["keys"], responses=examples.shown(examples.page(examples.KEY)))

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import JobRow
 from app.jobs.lifecycle import lock_job, switch_status
 from app.queue.picture import read_picture
-from app.queue.plan import Picture, Verdict, forecast, plan, preemptions
+from app.queue.plan import Obstacle, Picture, Verdict, forecast, plan, preemptions
 from dressage.spec.queue import EstimatedStart, QueueEntry, QueueState, Wait
 from dressage.spec.status import JobStatus, Reason
 
@@ -46,7 +46,25 @@ async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str
         return stored
     picture = await read_picture(session)
     fresh = waits(picture, plan(picture), estimate=False)  # the scheduler's look adds it
+    for job in queued:
+        if job.id not in fresh and job.id not in stored:
+            fresh[job.id] = await _far_back(session, job, picture.now)
     return {job.id: fresh[job.id] for job in queued if job.id in fresh} | stored
+
+
+async def _far_back(session: AsyncSession, job: JobRow, now: datetime) -> Wait:
+    """What is known of a job that no plan looks at yet: so many of its team come first."""
+    ahead = await session.scalar(
+        select(func.count())
+        .select_from(JobRow)
+        .where(
+            JobRow.status == JobStatus.QUEUED,
+            JobRow.team == job.team,
+            tuple_(JobRow.priority, JobRow.arrival) < tuple_(job.priority, job.arrival),
+        )
+    )
+    reason = f"behind {ahead} queued jobs of its team"
+    return Wait(position=(ahead or 0) + 1, obstacle=Obstacle.BUSY, reason=reason, looked_at=now)
 
 
 async def look(session: AsyncSession, *, explain: bool) -> list[str]:

@@ -366,7 +366,7 @@ def _verdict(picture: Picture, floor: _Floor, job: Waiting, position: int) -> Ve
     if holder:
         reason = f"free GPUs are reserved for a job of {holder.team} that needs {holder.needs}"
         return not_now(Obstacle.RESERVED, reason)
-    kind = f"{needs}".removeprefix("1 ")
+    kind = f"{needs}".removeprefix("1 ").removeprefix("a ")
     behind = f"; behind {position - 1} queued jobs" if position > 1 else ""
     return not_now(Obstacle.BUSY, f"no free {kind}{behind}")
 

@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from dressage.archive import unpack_tar
 from dressage.authoring.errors import AuthoringError
@@ -32,6 +33,8 @@ keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
 app.add_typer(keys, name="keys")
 teams = typer.Typer(no_args_is_help=True, help="Teams that share the GPUs, and their limits.")
 app.add_typer(teams, name="teams")
+
+WHOLE = partial(Column, no_wrap=True)  # of what is copied into the next command
 
 console = Console()
 errors = Console(stderr=True)
@@ -120,7 +123,7 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     with _friendly(), Client(url) as client:
-        table = Table("id", "name", "status", "step", "reward", "created")
+        table = Table(WHOLE("id"), "name", "status", "step", "reward", "created")
         for job in client.jobs(status=status, name=name, limit=limit).items:
             progress = job.progress
             table.add_row(
@@ -239,7 +242,7 @@ def queue(url: Url = DEFAULT_URL) -> None:
     """Show what waits: place, reason, estimated start."""
     with _friendly(), Client(url) as client:
         state = client.queue()
-        table = Table("#", "job", "team", "class", "GPUs", "starts in", "why it waits")
+        table = Table("#", WHOLE("job"), "team", "class", "GPUs", "starts in", "why it waits")
         for entry in state.items:
             table.add_row(
                 str(entry.position),
@@ -261,7 +264,7 @@ def queue(url: Url = DEFAULT_URL) -> None:
 def workers(url: Url = DEFAULT_URL) -> None:
     """Show what there is to run jobs."""
     with _friendly(), Client(url) as client:
-        table = Table("worker", "queue", "state", "GPUs", "type", "labels", "runs")
+        table = Table(WHOLE("worker"), "queue", "state", "GPUs", "type", "labels", "runs")
         for worker in client.workers():
             reason = f" ({worker.state_reason})" if worker.state_reason else ""
             table.add_row(
@@ -303,7 +306,7 @@ def usage(
         if csv:
             print(client.usage_csv(by=by, since=start), end="")  # noqa: T201  for other programs
             return
-        table = Table("team", "job", "attempts", "GPU hours", "hours")
+        table = Table("team", WHOLE("job"), "attempts", "GPU hours", "hours")
         for row in client.usage(by=by, since=start).items:
             table.add_row(
                 row.team,
@@ -319,7 +322,7 @@ def usage(
 def audit(url: Url = DEFAULT_URL) -> None:
     """Show who changed what, newest first."""
     with _friendly(), Client(url) as client:
-        table = Table("time", "team", "key", "action", "on")
+        table = Table("time", "team", WHOLE("key"), "action", "on")
         for entry in client.audit().items:
             time = entry.time.strftime("%Y-%m-%d %H:%M:%S")
             table.add_row(time, entry.team, entry.key_id, entry.action, escape(entry.target))
@@ -354,7 +357,7 @@ def create_key(
 def list_keys(url: Url = DEFAULT_URL) -> None:
     """List keys, newest first."""
     with _friendly(), Client(url) as client:
-        table = Table("id", "team", "role", "name", "begins with", "state")
+        table = Table(WHOLE("id"), "team", "role", "name", "begins with", "state")
         for key in client.keys().items:
             state = "revoked" if key.revoked_at else "valid"
             if key.expires_at and not key.revoked_at:

@@ -122,7 +122,8 @@ def test_cpu_jobs_go_to_cpu_workers_and_to_gpu_workers_only_without_one():
     job = waiting("j", gpus=0)
     assert placed(plan(picture([job], [Machine("gpu", 2), Machine("cpu", 0)]))) == {"j": "cpu"}
     busy = [running("x", "cpu", gpus=0)]
-    assert not placed(plan(picture([job], [Machine("gpu", 2), Machine("cpu", 0)], busy)))
+    found = plan(picture([job], [Machine("gpu", 2), Machine("cpu", 0)], busy))
+    assert reasons(found)["j"] == (Obstacle.BUSY, "no free CPU slot")
     full = [running("x", "gpu", gpus=2)]  # a job without GPU takes none
     assert placed(plan(picture([job], [Machine("gpu", 2)], full))) == {"j": "gpu"}
 

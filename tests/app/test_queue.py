@@ -19,7 +19,9 @@ from app.queue.claim import (
     reap,
     release,
 )
+from app.queue.explain import waiting_for
 from app.queue.exports import claim_export, open_export_leases, reap_exports, settle_export
+from app.queue.picture import LOOKED_AT
 from app.queue.retries import Outcome, RetryPolicy
 from app.queue.silence import SilenceWatch
 from app.workers.repository import beat
@@ -168,6 +170,17 @@ def test_a_worker_that_looks_is_told_who_else_should(run):
         async with unit_of_work(sessions) as session:
             found = await claim(session, "big")
         assert (found.lease, found.others) == (None, ("small",))  # the tightest one that fits
+
+    run(work)
+
+
+def test_also_a_job_far_back_knows_its_place(run):
+    async def work(sessions):
+        jobs = [await add_job(sessions, gpus=1) for _ in range(LOOKED_AT + 5)]
+        async with unit_of_work(sessions) as session:
+            last = await session.get_one(JobRow, jobs[-1])
+            found = (await waiting_for(session, [last]))[last.id]
+        assert (found.position, found.reason) == (105, "behind 104 queued jobs of its team")
 
     run(work)
 

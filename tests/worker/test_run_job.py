@@ -376,6 +376,8 @@ def test_a_running_job_is_paused_by_its_child(api, in_training):
     thread.join(20)
     paused = api.get(f"/jobs/{job}").json()
     assert (paused["status"], paused["message"]) == ("paused", "set aside at step 1")
+    usage = api.get("/usage", params={"by": "attempt"}).json()["items"]
+    assert [row["outcome"] for row in usage] == ["paused"]
     assert statuses(api, job)[-2:] == ["pausing", "paused"]
 
 

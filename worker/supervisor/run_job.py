@@ -240,9 +240,7 @@ class JobRun:
                 return
             status = JobStatus(job.status)
             full = outcome.reason is Reason.OUT_OF_MEMORY
-            await end_attempt(
-                session, job, AttemptOutcome.OUT_OF_MEMORY if full else AttemptOutcome.FAILED
-            )
+            await end_attempt(session, job, _ended_as(outcome.reason))
             if status is JobStatus.CANCELLING:
                 await end_cancelled(session, job)
             elif outcome.reason in PAUSES:
@@ -264,3 +262,9 @@ class JobRun:
             await cancel_exports(session, job.id)
         if reason is Reason.GPU_FAILED:
             await note_gpu_failure(session, self._context.worker_id, message)
+
+
+def _ended_as(reason: Reason) -> AttemptOutcome:
+    if reason is Reason.OUT_OF_MEMORY:
+        return AttemptOutcome.OUT_OF_MEMORY
+    return AttemptOutcome.PAUSED if reason in PAUSES else AttemptOutcome.FAILED
