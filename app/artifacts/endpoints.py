@@ -1,14 +1,17 @@
 """`/jobs/{id}/artifacts`: list and download."""
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from fastapi.responses import FileResponse, StreamingResponse
 
 from app import examples
 from app.artifacts import repository
+from app.artifacts.archive import stream_tar
 from app.dependencies import InTransaction, Parts, Scope
 from app.exceptions import NotFound
 from app.jobs import repository as jobs
-from dressage.spec.artifact import Artifact
+from dressage.spec.artifact import Artifact, ArtifactKind
 
 router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
@@ -22,6 +25,37 @@ async def list_artifacts(
         raise NotFound(f"there is no job {job_id!r}")
     rows = await jobs.artifacts_of(transaction.session, [job_id])
     return tuple(map(repository.artifact_view, rows))
+
+
+@router.get(
+    ".tar",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "content": {"application/x-tar": {"schema": {"format": "binary"}}},
+            "description": "A tar, made while it is sent.",
+        }
+    },
+)
+async def download_archive(
+    job_id: str,
+    transaction: InTransaction,
+    team: Scope,
+    parts: Parts,
+    kind: Annotated[list[ArtifactKind] | None, Query(description="All unless given.")] = None,
+) -> StreamingResponse:
+    """Download all files of a job, or those of some kinds, as one tar."""
+    if await jobs.get(transaction.session, team, job_id) is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    rows = await jobs.artifacts_of(transaction.session, [job_id])
+    chosen = [row for row in rows if kind is None or row.kind in kind]
+    if not chosen:
+        raise NotFound(f"job {job_id!r} has no such files")
+    return StreamingResponse(
+        stream_tar(parts.storage, chosen),
+        media_type="application/x-tar",
+        headers={"Content-Disposition": f'attachment; filename="{job_id}.tar"'},
+    )
 
 
 @router.get(

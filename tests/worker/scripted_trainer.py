@@ -73,7 +73,8 @@ def play(run):
     if script in ("hang", "hang stubbornly"):
         if script == "hang stubbornly":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        subprocess.Popen(["sleep", "876.5"])
+        # It outlives us unless the whole group is ended.
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(999)", str(run.path)])
         run.emit(EventType.LOG, level="info", message=f"pid {os.getpid()}")
         time.sleep(1000)
     if script == "pausable":

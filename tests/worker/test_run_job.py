@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import shutil
 import subprocess
+import tarfile
 import threading
 
 import psycopg
@@ -16,6 +18,7 @@ from app.storage import Storage
 from tests.waiting import wait_for
 from tests.workers import register
 from worker.supervisor.context import WorkerContext
+from worker.supervisor.run_export import run_next_export
 from worker.supervisor.run_job import run_next_job
 
 
@@ -30,7 +33,9 @@ def context(settings):
         stall_seconds=60,
         retry_policy=RetryPolicy(max_attempts=2, back_off_seconds=0),
         stopping=threading.Event(),
+        ollama_urls=("http://ollama:1", "http://other:1"),
         training_module="tests.worker.scripted_trainer",
+        export_module="tests.worker.scripted_export",
     )
     asyncio.run(register(settings.sqlalchemy_url, context.worker_id))
     return context
@@ -68,9 +73,10 @@ def statuses(api, job_id):
     return [event["data"]["status"] for event in events(api, job_id, "status")]
 
 
-def running(marker):
+def running(job_id):
+    """Whether any process of a job's run lives, also one that its child has started."""
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
-    return any(line.strip() == marker for line in listed.stdout.splitlines())
+    return any(f"{job_id}/" in line for line in listed.stdout.splitlines())
 
 
 def test_a_run_that_succeeds(api, context, submit):
@@ -103,6 +109,21 @@ def test_downloads_are_checked_and_resumable(api, context, submit):
     assert part.content == whole.content[100:200]
     assert api.get(url, headers={"Range": "bytes=999999999-"}).status_code == 416
     assert api.get(f"/jobs/{job_id}/artifacts/other").status_code == 404
+
+
+def test_all_files_of_a_job_as_one_tar(api, context, submit):
+    job_id = submit("ok")
+    work(context)
+    single = api.get(f"/jobs/{job_id}/artifacts/adapter.tar").content
+    answer = api.get(f"/jobs/{job_id}/artifacts.tar")
+    assert f'filename="{job_id}.tar"' in answer.headers["content-disposition"]
+    with tarfile.open(fileobj=io.BytesIO(answer.content)) as archive:
+        assert archive.getnames() == ["adapter.tar"]
+        assert archive.extractfile("adapter.tar").read() == single
+    one = api.get(f"/jobs/{job_id}/artifacts.tar", params={"kind": "adapter"})
+    assert one.content == answer.content
+    for url in (f"/jobs/{job_id}/artifacts.tar?kind=gguf", "/jobs/job_x/artifacts.tar"):
+        assert api.get(url).status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -297,7 +318,7 @@ def busy(api, context, submit):
         thread = threading.Thread(target=work, args=(context,))
         thread.start()
         wait_for(lambda: events(api, job_id, "log"))
-        assert running("sleep 876.5")
+        assert running(job_id)
         return job_id, thread
 
     return go
@@ -310,7 +331,7 @@ def test_cancel_ends_a_hanging_child_and_all_it_started(api, busy, script):
     thread.join(15)
     job = api.get(f"/jobs/{job_id}").json()
     assert (job["status"], job["reason"]) == ("cancelled", "cancelled_by_user")
-    assert not running("sleep 876.5")
+    assert not running(job_id)
 
 
 def test_a_worker_that_stops_gives_its_job_back(api, context, busy):
@@ -320,7 +341,7 @@ def test_a_worker_that_stops_gives_its_job_back(api, context, busy):
     job = api.get(f"/jobs/{job_id}").json()
     assert job["status"] == "queued"
     assert "stopped" in job["message"]
-    assert not running("sleep 876.5")
+    assert not running(job_id)
 
 
 def test_a_worker_whose_lease_was_taken_kills_its_child_and_writes_nothing(api, busy, database_url):
@@ -330,7 +351,7 @@ def test_a_worker_whose_lease_was_taken_kills_its_child_and_writes_nothing(api, 
     before = events(api, job_id)
     thread.join(15)
     assert not thread.is_alive()
-    assert not running("sleep 876.5")
+    assert not running(job_id)
     assert events(api, job_id) == before
     assert api.get(f"/jobs/{job_id}").json()["status"] == "training"
 
@@ -394,3 +415,23 @@ def test_a_worker_that_stops_leaves_a_pausing_job_paused(api, in_training, conte
     context.stopping.set()
     thread.join(20)
     assert api.get(f"/jobs/{job}").json()["status"] == "paused"
+
+
+def test_a_failed_registration_keeps_the_file_and_can_be_asked_for_again(api, context, submit):
+    job_id = submit("ok, but Ollama is away", exports=[{"type": "gguf"}])
+    work(context)
+    assert asyncio.run(run_next_export(context))
+    assert not asyncio.run(run_next_export(context))
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["message"]) == (
+        "succeeded",
+        "trained; these exports failed: gguf-q8_0",
+    )
+    (export,) = job["exports"]
+    assert (export["status"], export["reason"]) == ("failed", "ollama_unavailable")
+    assert export["result"] == {"ollama": "http://ollama:1"}
+    assert [a["name"] for a in job["artifacts"]] == ["adapter.tar", "model-q8_0.gguf"]
+    again = api.post(f"/jobs/{job_id}/exports", json={"type": "gguf"})
+    assert (again.status_code, again.json()["status"]) == (201, "queued")
+    assert asyncio.run(run_next_export(context))
+    assert api.get(f"/jobs/{job_id}").json()["status"] == "succeeded"

@@ -1,0 +1,24 @@
+"""Many files as one tar, made while it is sent: memory is that of one chunk."""
+
+import asyncio
+import tarfile
+from collections.abc import AsyncIterator, Sequence
+
+from app.db.models import ArtifactRow
+from app.storage import Storage
+
+CHUNK = 1 << 20
+END = b"\0" * (2 * tarfile.BLOCKSIZE)
+
+
+async def stream_tar(storage: Storage, rows: Sequence[ArtifactRow]) -> AsyncIterator[bytes]:
+    """The bytes of a tar with these files."""
+    for row in rows:
+        header = tarfile.TarInfo(row.name)
+        header.size, header.mtime = row.size, int(row.created_at.timestamp())
+        yield header.tobuf(tarfile.PAX_FORMAT)
+        with storage.path(row.sha256).open("rb") as file:
+            while chunk := await asyncio.to_thread(file.read, CHUNK):
+                yield chunk
+        yield b"\0" * (-row.size % tarfile.BLOCKSIZE)
+    yield END

@@ -1,0 +1,24 @@
+"""A stand-in for the export process: makes a file, and fails or not as the job's name says."""
+
+import json
+import sys
+from pathlib import Path
+
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.status import Reason
+from worker.training.process import run_process
+from worker.training.run_dir import FailureFile, Manifest
+
+
+def play(run):
+    spec = json.loads((run.path / "spec.json").read_text())
+    (run.artifacts / "model-q8_0.gguf").write_bytes(b"GGUF")
+    failure = None
+    if spec["job"]["name"] == "ok, but Ollama is away":
+        failure = FailureFile(reason=Reason.OLLAMA_UNAVAILABLE, message="does not answer")
+    file = run.describe("model-q8_0.gguf", ArtifactKind.GGUF)
+    run.finish(Manifest(files=(file,), result={"ollama": spec["ollama_url"]}, failure=failure))
+
+
+if __name__ == "__main__":
+    sys.exit(run_process(Path(sys.argv[1]), play))
