@@ -6,7 +6,9 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth.keys import Caller
+from app.db.base import visible
 from app.db.models import AuditRow
+from app.db.paging import newest_first
 from dressage.spec.team import AuditEntry
 
 
@@ -19,12 +21,8 @@ async def page(
     session: AsyncSession, team: str | None, *, before: int | None, limit: int
 ) -> Sequence[AuditRow]:
     """Changes, newest first."""
-    query = select(AuditRow)
-    if team is not None:
-        query = query.where(AuditRow.team == team)
-    if before is not None:
-        query = query.where(AuditRow.arrival < before)
-    return (await session.scalars(query.order_by(AuditRow.arrival.desc()).limit(limit))).all()
+    query = select(AuditRow).where(visible(AuditRow.team, team))
+    return await newest_first(session, query, AuditRow.arrival, before=before, limit=limit)
 
 
 def view(row: AuditRow) -> AuditEntry:

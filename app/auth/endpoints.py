@@ -6,6 +6,7 @@ from fastapi import APIRouter, Body, Response
 
 from app import examples
 from app.auth import audit, keys
+from app.db.paging import next_cursor
 from app.dependencies import InTransaction, Limit, OperatorOnly, Position, Scope, WhoAsks
 from dressage.spec.team import AuditPage, Key, KeyPage, KeySpec, NewKey
 
@@ -36,8 +37,7 @@ async def list_keys(
 ) -> KeyPage:
     """Keys of your team (of every team, for operators), newest first."""
     rows = await keys.page(transaction.session, scope, before=position, limit=limit)
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return KeyPage(items=tuple(map(keys.view, rows)), next_cursor=following)
+    return KeyPage(items=tuple(map(keys.view, rows)), next_cursor=next_cursor(rows, limit))
 
 
 @router.get("/keys/mine", tags=["keys"], responses=examples.shown(examples.KEY))
@@ -63,5 +63,4 @@ async def list_changes(
 ) -> AuditPage:
     """Changes that your team (every team, for operators) made, newest first."""
     rows = await audit.page(transaction.session, scope, before=position, limit=limit)
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return AuditPage(items=tuple(map(audit.view, rows)), next_cursor=following)
+    return AuditPage(items=tuple(map(audit.view, rows)), next_cursor=next_cursor(rows, limit))

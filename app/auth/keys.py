@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.base import new_id
+from app.db.base import new_id, visible
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import KeyRow, TeamRow
+from app.db.paging import newest_first
 from app.exceptions import NotFound
 from dressage.spec.team import Key, KeySpec, NewKey, Role
 
@@ -90,12 +91,8 @@ async def page(
     session: AsyncSession, team: str | None, *, before: int | None, limit: int
 ) -> Sequence[KeyRow]:
     """Keys, newest first."""
-    query = select(KeyRow)
-    if team is not None:
-        query = query.where(KeyRow.team == team)
-    if before is not None:
-        query = query.where(KeyRow.arrival < before)
-    return (await session.scalars(query.order_by(KeyRow.arrival.desc()).limit(limit))).all()
+    query = select(KeyRow).where(visible(KeyRow.team, team))
+    return await newest_first(session, query, KeyRow.arrival, before=before, limit=limit)
 
 
 async def revoke(session: AsyncSession, key_id: str) -> KeyRow:

@@ -9,6 +9,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app import examples
 from app.db.models import JobRow
+from app.db.paging import next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team, Transaction
 from app.exceptions import NotFound
 from app.jobs import repository, service
@@ -108,8 +109,9 @@ async def list_jobs(
     rows = await repository.page(
         transaction.session, of_team or team, status=status, name=name, before=position, limit=limit
     )
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return JobPage(items=await show(transaction.session, rows), next_cursor=following)
+    return JobPage(
+        items=await show(transaction.session, rows), next_cursor=next_cursor(rows, limit)
+    )
 
 
 @router.get("/{job_id}", response_model=Job, responses=examples.shown(examples.JOB))
@@ -298,8 +300,9 @@ async def job_rollouts(
     rows = await repository.rollouts(
         transaction.session, job_id, phase=phase, after=position or 0, limit=limit
     )
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return RolloutPage(items=tuple(map(repository.rollout_of, rows)), next_cursor=following)
+    return RolloutPage(
+        items=tuple(map(repository.rollout_of, rows)), next_cursor=next_cursor(rows, limit)
+    )
 
 
 @router.get(

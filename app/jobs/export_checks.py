@@ -1,13 +1,11 @@
 """What can be known about exports before a worker spends time on them."""
 
-from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import WorkerRow
 from app.exceptions import FieldProblem
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Queue
-from app.queue.picture import WORKER_SILENT_AFTER
+from app.workers import repository as workers
 from dressage.spec.export import K_QUANTS, GgufAdapterExport, GgufExport, OllamaExport
 from dressage.spec.job import JobSpec
 
@@ -34,13 +32,7 @@ async def export_problems(
 
 
 async def _k_quant_problems(session: AsyncSession, field: str) -> list[FieldProblem]:
-    workers = await session.scalars(
-        select(WorkerRow).where(
-            WorkerRow.queue == Queue.EXPORTS,
-            WorkerRow.heartbeat_at > func.clock_timestamp() - WORKER_SILENT_AFTER,
-        )
-    )
-    alive = workers.all()
+    alive = await workers.alive(session, Queue.EXPORTS)
     if not alive or any(LLAMA_QUANTIZE in worker.versions for worker in alive):
         return []  # with none alive nobody knows yet
     message = (

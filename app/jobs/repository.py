@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
 from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow, SuiteRow
+from app.db.paging import newest_first
 from dressage.spec.event import EventType, Rollout
 from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import JobStatus
@@ -63,9 +64,7 @@ async def page(
         query = query.where(JobRow.status == status)
     if name:
         query = query.where(JobRow.name == name)
-    if before is not None:
-        query = query.where(JobRow.arrival < before)
-    return (await session.scalars(query.order_by(JobRow.arrival.desc()).limit(limit))).all()
+    return await newest_first(session, query, JobRow.arrival, before=before, limit=limit)
 
 
 async def exports_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ExportRow]:

@@ -5,7 +5,7 @@ change anything.
 """
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from sqlalchemy import func, select, update
@@ -47,7 +47,7 @@ class Claim:
     """
 
     lease: Lease | None = None
-    others: tuple[str, ...] = field(default=())
+    others: tuple[str, ...] = ()
 
 
 async def claim(session: AsyncSession, worker_id: str) -> Claim:
@@ -55,13 +55,14 @@ async def claim(session: AsyncSession, worker_id: str) -> Claim:
     await session.execute(select(func.pg_advisory_xact_lock(CLAIM_LOCK)))
     picture = await read_picture(session)
     placed = [verdict for verdict in plan(picture) if verdict.worker_id]
-    others = dict.fromkeys(v.worker_id for v in placed if v.worker_id not in (None, worker_id))
+    places = dict.fromkeys(v.worker_id for v in placed if v.worker_id)
+    others = tuple(name for name in places if name != worker_id)
     for verdict in placed:
         if verdict.worker_id == worker_id:
             lease = await _take(session, picture, verdict, worker_id)
             if lease:
-                return Claim(lease, tuple(name for name in others if name))
-    return Claim(others=tuple(name for name in others if name))
+                return Claim(lease, others)
+    return Claim(others=others)
 
 
 async def _take(
@@ -148,21 +149,29 @@ async def release(session: AsyncSession, lease: Lease, message: str) -> None:
 
 async def put_back(session: AsyncSession, job: JobRow, message: str) -> None:
     """End the open attempt of a locked job, which goes to where it was going."""
-    preempted = job.reason == Reason.PREEMPTED
+    reason = Reason.PREEMPTED if job.reason == Reason.PREEMPTED else None
     await end_attempt(session, job, Outcome.RELEASED)
+    if not await _left_as_asked(session, job):
+        await switch_status(session, job, JobStatus.QUEUED, reason=reason, message=message)
+
+
+async def _left_as_asked(session: AsyncSession, job: JobRow) -> bool:
+    """End or set aside a locked job that a user wants so. False: nobody does."""
     status = JobStatus(job.status)
     if status is JobStatus.CANCELLING:
         await end_cancelled(session, job)
-    elif status is JobStatus.PAUSING and not preempted:
+        return True
+    if status is JobStatus.PAUSING and job.reason != Reason.PREEMPTED:
         await pause_waiting(session, job)
-    else:
-        reason = Reason.PREEMPTED if preempted else None
-        await switch_status(session, job, JobStatus.QUEUED, reason=reason, message=message)
+        return True
+    return False
 
 
 async def open_leases(session: AsyncSession) -> dict[str, int]:
     """Heartbeats of every open attempt, by lease token."""
-    rows = await session.scalars(select(AttemptRow).where(AttemptRow.ended_at.is_(None)))
+    rows = await session.execute(
+        select(AttemptRow.lease_token, AttemptRow.heartbeats).where(AttemptRow.ended_at.is_(None))
+    )
     return {row.lease_token: row.heartbeats for row in rows}
 
 
@@ -211,11 +220,6 @@ async def end_lost(
     message: str,
 ) -> None:
     """End the attempt of a locked job that failed for no fault of its own."""
-    status, preempted = JobStatus(job.status), job.reason == Reason.PREEMPTED
     await end_attempt(session, job, outcome)
-    if status is JobStatus.CANCELLING:
-        await end_cancelled(session, job)
-    elif status is JobStatus.PAUSING and not preempted:
-        await pause_waiting(session, job)
-    else:
+    if not await _left_as_asked(session, job):
         await retry_or_fail(session, job, policy, reason, message)

@@ -1,6 +1,7 @@
 """Position, reason and estimated start of queued jobs; and who must yield or look."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,7 +24,7 @@ PREEMPTED_IN = (JobStatus.PREPARING, JobStatus.TRAINING)
 def waits(picture: Picture, verdicts: list[Verdict], *, estimate: bool = True) -> dict[str, Wait]:
     """What every queued job waits for, and how long by the durations of jobs like those ahead."""
     near = [verdict.job for verdict in verdicts[:FORECAST_JOBS]] if estimate else []
-    ahead = Picture(picture.now, near, picture.running, picture.machines, picture.shares)
+    ahead = replace(picture, waiting=near)
     early = forecast(ahead, stretch=EARLY)
     late = forecast(ahead, stretch=LATE)
     return {

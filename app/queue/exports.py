@@ -132,7 +132,11 @@ async def cancel_exports(session: AsyncSession, job_id: str) -> int:
 
 async def open_export_leases(session: AsyncSession) -> dict[str, int]:
     """Heartbeats of every running export, by lease token."""
-    rows = await session.scalars(select(ExportRow).where(ExportRow.status == ExportStatus.RUNNING))
+    rows = await session.execute(
+        select(ExportRow.lease_token, ExportRow.heartbeats).where(
+            ExportRow.status == ExportStatus.RUNNING
+        )
+    )
     return {row.lease_token: row.heartbeats for row in rows if row.lease_token}
 
 

@@ -24,10 +24,10 @@ from app.queue.plan import (
     Waiting,
     WorkerState,
 )
+from app.workers import repository as workers
 from dressage.spec.job import ResourcesSpec
 from dressage.spec.status import JobStatus
 
-WORKER_SILENT_AFTER = timedelta(seconds=15)
 LOOKED_AT = 100  # jobs of one team and class that a plan looks at: they run in order anyway
 COMPARED = 20  # finished jobs of the same kind that durations are estimated from
 DAY, MONTH = timedelta(days=1), timedelta(days=30)
@@ -43,11 +43,7 @@ async def read_picture(session: AsyncSession) -> Picture:
     running = (await session.execute(_running_query())).all()
     paces = await _paces(session, {row.workload for row in (*waiting, *running)})
     typical = None if all(row.workload in paces for row in waiting) else await _typical(session)
-    machines = await session.scalars(
-        select(WorkerRow).where(
-            WorkerRow.queue == Queue.TRAINING, WorkerRow.heartbeat_at > now - WORKER_SILENT_AFTER
-        )
-    )
+    machines = await workers.alive(session, Queue.TRAINING)
     return Picture(
         now=now,
         waiting=[_waiting(row, paces, typical) for row in waiting],

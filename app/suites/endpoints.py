@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app import examples
 from app.auth.keys import Caller
 from app.db.models import SuiteRow
+from app.db.paging import next_cursor
 from app.dependencies import (
     InTransaction,
     Limit,
@@ -98,8 +99,9 @@ async def list_suites(
 ) -> SuitePage:
     """Suites, newest first."""
     rows = await repository.page(transaction.session, team, name=name, before=position, limit=limit)
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return SuitePage(items=tuple(map(repository.suite_view, rows)), next_cursor=following)
+    return SuitePage(
+        items=tuple(map(repository.suite_view, rows)), next_cursor=next_cursor(rows, limit)
+    )
 
 
 @router.get("/{reference}", responses=examples.shown(examples.SUITE))

@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
 from app.db.models import SuiteRow
+from app.db.paging import newest_first
 from dressage.spec.suite import SuiteInfo
 
 
@@ -64,9 +65,7 @@ async def page(
     query = select(SuiteRow).where(visible(SuiteRow.team, team))
     if name:
         query = query.where(SuiteRow.name == name)
-    if before is not None:
-        query = query.where(SuiteRow.arrival < before)
-    return (await session.scalars(query.order_by(SuiteRow.arrival.desc()).limit(limit))).all()
+    return await newest_first(session, query, SuiteRow.arrival, before=before, limit=limit)
 
 
 def suite_view(row: SuiteRow) -> SuiteInfo:

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Response
 
 from app import examples
+from app.db.paging import next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
 from app.sweeps import service
 from dressage.spec.sweep import Sweep, SweepPage, SweepSpec
@@ -32,9 +33,8 @@ async def list_sweeps(
 ) -> SweepPage:
     """Sweeps, newest first."""
     rows = await service.page(transaction.session, team, before=position, limit=limit)
-    following = str(rows[-1].arrival) if len(rows) == limit else None
     items = [await service.show(transaction.session, row) for row in rows]
-    return SweepPage(items=tuple(items), next_cursor=following)
+    return SweepPage(items=tuple(items), next_cursor=next_cursor(rows, limit))
 
 
 @router.get("/{sweep_id}", responses=examples.shown(examples.SWEEP))

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import new_id, visible
 from app.db.models import JobRow, SweepRow
+from app.db.paging import newest_first
 from app.exceptions import FieldProblem, JobInvalid, NotFound
 from app.jobs import service as jobs
 from app.jobs.rules import OperatorRules
@@ -62,9 +63,7 @@ async def page(
 ) -> Sequence[SweepRow]:
     """Sweeps of a team, newest first."""
     query = select(SweepRow).where(visible(SweepRow.team, team))
-    if before is not None:
-        query = query.where(SweepRow.arrival < before)
-    return (await session.scalars(query.order_by(SweepRow.arrival.desc()).limit(limit))).all()
+    return await newest_first(session, query, SweepRow.arrival, before=before, limit=limit)
 
 
 async def show(session: AsyncSession, row: SweepRow) -> Sweep:

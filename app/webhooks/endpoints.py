@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app import examples
 from app.db.base import new_id, visible
 from app.db.models import DeliveryRow, WebhookRow
+from app.db.paging import newest_first, next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
 from app.exceptions import FieldProblem, InvalidRequest, NotFound
 from app.webhooks.delivery import SECRET_PREFIX
@@ -80,13 +81,10 @@ async def list_deliveries(
     """What became of each message, newest first."""
     await _existing(transaction.session, scope, webhook_id)
     query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id)
-    if position is not None:
-        query = query.where(DeliveryRow.arrival < position)
-    rows = (
-        await transaction.session.scalars(query.order_by(DeliveryRow.arrival.desc()).limit(limit))
-    ).all()
-    following = str(rows[-1].arrival) if len(rows) == limit else None
-    return DeliveryPage(items=tuple(map(_delivery, rows)), next_cursor=following)
+    rows = await newest_first(
+        transaction.session, query, DeliveryRow.arrival, before=position, limit=limit
+    )
+    return DeliveryPage(items=tuple(map(_delivery, rows)), next_cursor=next_cursor(rows, limit))
 
 
 async def _existing(session: AsyncSession, scope: str | None, webhook_id: str) -> WebhookRow:

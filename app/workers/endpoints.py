@@ -10,7 +10,6 @@ from app.db.models import WorkerRow
 from app.dependencies import InTransaction, OperatorOnly, Scope
 from app.exceptions import NotFound
 from app.queue import explain
-from app.queue.picture import WORKER_SILENT_AFTER
 from app.queue.plan import WorkerState
 from app.workers import repository
 from dressage.spec.queue import QueueState, Worker
@@ -67,7 +66,7 @@ async def _switch(
 
 
 def _view(row: WorkerRow, jobs: list[str]) -> Worker:
-    silent = row.heartbeat_at < datetime.now(UTC) - WORKER_SILENT_AFTER
+    silent = row.heartbeat_at < datetime.now(UTC) - repository.WORKER_SILENT_AFTER
     return Worker(
         id=row.id,
         hostname=row.hostname,

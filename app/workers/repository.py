@@ -2,15 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import AttemptRow, JobRow, WorkerRow
+from app.queue.doorbell import Queue
 from app.queue.plan import WorkerState
 from app.queue.retries import Outcome
 
+WORKER_SILENT_AFTER = timedelta(seconds=15)
 SICK_AFTER = 2  # attempts in a row whose GPU could not be used
 
 
@@ -54,6 +57,13 @@ async def leave(session: AsyncSession, worker_id: str) -> None:
 async def every(session: AsyncSession) -> Sequence[WorkerRow]:
     """All workers, oldest first."""
     return (await session.scalars(select(WorkerRow).order_by(WorkerRow.started_at))).all()
+
+
+async def alive(session: AsyncSession, queue: Queue) -> Sequence[WorkerRow]:
+    """Workers of a queue that have said so lately."""
+    lately = func.clock_timestamp() - WORKER_SILENT_AFTER
+    query = select(WorkerRow).where(WorkerRow.queue == queue, WorkerRow.heartbeat_at > lately)
+    return (await session.scalars(query)).all()
 
 
 async def get(session: AsyncSession, worker_id: str) -> WorkerRow | None:

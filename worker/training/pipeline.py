@@ -198,7 +198,7 @@ def _build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: li
     model = load_model(
         job.agent.model, dtype=training.dtype, use_cpu=use_cpu, in_4bit=training.load_in_4bit
     )
-    engine = _engine(job, template, pool, context_length(model))
+    engine = _engine(job, template, pool, context_length(model.config))
     scorer = Scorer(
         job.rewards,
         pool,

@@ -15,10 +15,10 @@ from dressage.spec.generation import GeneratedAnswer, GenerationSpec
 from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
+from worker.training.export.served import agent_template
 from worker.training.failures import RunFailure
 from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
 from worker.training.rollout.generate import Sampling, TransformersGenerator
-from worker.training.rollout.template import ConversationTemplate
 from worker.training.update.model import context_length, end_ids, load_model
 from worker.training.user_code import user_code
 
@@ -62,13 +62,7 @@ def _conversation(
     if request.tools is not None:
         agent = agent.model_copy(update={"tools": request.tools, "environment": None})
     tools = agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
-    template = ConversationTemplate(
-        tokenizer,
-        tools,
-        end_ids=ends,
-        response_template=job.agent.response_template if tools else None,
-        thinking=job.agent.thinking,
-    )
+    template = agent_template(job.agent, tokenizer, tools)
     turns = job.training.max_tool_iterations if request.execute_tools else 0
     instructions = job.agent.instructions if request.instructions is None else request.instructions
     engine = RolloutEngine(
@@ -81,7 +75,7 @@ def _conversation(
         pool=pool,
         limits=EpisodeLimits(
             completion_tokens=request.max_new_tokens * (turns + 1) + OBSERVED_TOKENS * turns,
-            context_tokens=context_length(model),
+            context_tokens=context_length(model.config),
             tool_iterations=turns,
             tool_timeout=job.training.tool_timeout,
             tool_output=job.training.max_tool_output,

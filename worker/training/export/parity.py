@@ -14,12 +14,11 @@ from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem, ParityReport
 from dressage.spec.suite import Case
 from worker.training.evaluate import paired_gain
-from worker.training.export.served import Chat, Served, ServedEngine
+from worker.training.export.served import Chat, Served, ServedEngine, agent_template
 from worker.training.rewards.weighted import Scored, Scorer
 from worker.training.rollout.engine import AgentParts, EpisodeLimits
 from worker.training.rollout.episode import Episode
 from worker.training.rollout.generate import Sampling, TransformersGenerator
-from worker.training.rollout.template import ConversationTemplate
 from worker.training.update.model import context_length, end_ids
 
 SAME_PROMPT = 0.9  # of the cases, else the template is another one
@@ -53,13 +52,7 @@ class ParityCheck:
         self._job, self._model, self._cases = job, model, list(cases)
         self._tools = job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
         self._ends = end_ids(job.agent.model, tokenizer)
-        template = ConversationTemplate(
-            tokenizer,
-            self._tools,
-            end_ids=self._ends,
-            response_template=job.agent.response_template if self._tools else None,
-            thinking=job.agent.thinking,
-        )
+        template = agent_template(job.agent, tokenizer, self._tools)
         training = job.training
         self._engine = ServedEngine(
             template=template,
@@ -67,7 +60,7 @@ class ParityCheck:
             pool=pool,
             limits=EpisodeLimits(
                 completion_tokens=training.max_completion_length,
-                context_tokens=context_length(model),
+                context_tokens=context_length(model.config),
                 tool_iterations=training.max_tool_iterations,
                 tool_timeout=training.tool_timeout,
                 tool_output=training.max_tool_output,

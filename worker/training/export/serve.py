@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from dressage.authoring.suite import Suite
 from dressage.spec.artifact import ArtifactKind
@@ -23,9 +23,9 @@ from worker.training.export.answers import ServedAnswer
 from worker.training.export.gguf import GgufModel, check_answers, convert
 from worker.training.export.ollama import Ollama, full_name
 from worker.training.export.parity import ParityCheck
+from worker.training.export.served import agent_template
 from worker.training.export.spec import ExportRunSpec
 from worker.training.failures import RunFailure
-from worker.training.rollout.template import ConversationTemplate
 from worker.training.run_dir import FailureFile, Manifest, RunDirectory
 from worker.training.update.model import context_length, end_ids, load_model
 from worker.training.user_code import user_code
@@ -209,17 +209,11 @@ def _context(
     job: JobSpec, cases: tuple[Case, ...], tokenizer: Any, tools: list[dict[str, Any]], model: Path
 ) -> int:
     """Tokens of the longest prompt and a whole completion, within what the model can hold."""
-    template = ConversationTemplate(
-        tokenizer,
-        tools,
-        end_ids=end_ids(job.agent.model, tokenizer),
-        response_template=job.agent.response_template if tools else None,
-        thinking=job.agent.thinking,
-    )
+    template = agent_template(job.agent, tokenizer, tools)
     longest = max(len(template.prompt(c.conversation(job.agent.instructions))) for c in cases)
     needed = longest + job.training.max_completion_length
     rounded = -(-needed // ROUND) * ROUND
-    return min(rounded, context_length(AutoModelForCausalLM.from_pretrained(model)))
+    return min(rounded, context_length(AutoConfig.from_pretrained(model)))
 
 
 def _trained_model(job: JobSpec, kind: ArtifactKind, trained: Path) -> Any:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dressage.spec.agent import AgentSpec
 from dressage.spec.suite import Case
 from worker.training.export.answers import ServedAnswer
 from worker.training.rollout.engine import RolloutEngine, tool_message
 from worker.training.rollout.episode import Episode, StopReason
+from worker.training.rollout.template import ConversationTemplate
+from worker.training.update.model import end_ids
 
 Chat = Callable[[list[dict[str, Any]], list[dict[str, Any]]], ServedAnswer]
 
@@ -66,3 +69,16 @@ class ServedEngine(RolloutEngine):
             if call.get("id"):
                 message["tool_call_id"] = call["id"]
             episode.messages.append(message)
+
+
+def agent_template(
+    agent: AgentSpec, tokenizer: Any, tools: Sequence[dict[str, Any]]
+) -> ConversationTemplate:
+    """The template that an agent was trained with, for these tools."""
+    return ConversationTemplate(
+        tokenizer,
+        list(tools),
+        end_ids=end_ids(agent.model, tokenizer),
+        response_template=agent.response_template if tools else None,
+        thinking=agent.thinking,
+    )

@@ -116,9 +116,9 @@ def end_ids(name: str, tokenizer: Any) -> frozenset[int]:
     return frozenset([*ends, tokenizer.eos_token_id])
 
 
-def context_length(model: Any) -> int:
-    """Tokens of prompt and completion that the model can hold."""
-    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+def context_length(config: Any) -> int:
+    """Tokens of prompt and completion that a model of this configuration can hold."""
+    length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(length) if length else sys.maxsize
 
 
