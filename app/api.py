@@ -1,5 +1,7 @@
 """All routes."""
 
+import asyncio
+
 from fastapi import APIRouter
 from sqlalchemy import text
 
@@ -38,7 +40,8 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz", tags=["service"])
 async def readyz(parts: Parts) -> dict[str, str]:
-    """The database answers, too."""
+    """The database and the artifact store answer, too."""
     async with unit_of_work(parts.sessions) as session:
         await session.execute(text("SELECT 1"))
+    await asyncio.to_thread(parts.storage.check)
     return {"status": "ready"}

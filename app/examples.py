@@ -227,6 +227,7 @@ TEAM = {
     "max_queued_jobs": None,
     "gpu_seconds_per_month": None,
     "max_storage_bytes": None,
+    "keep_files_days": None,
     "running_gpus": 1,
     "queued_jobs": 2,
     "storage_bytes": 1105920,

@@ -15,6 +15,8 @@ from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
+from app.storage import StorageAway
+
 log = structlog.get_logger()
 
 
@@ -75,6 +77,22 @@ class TooManyRequests(ServiceError):
     def __init__(self, wait_seconds: float) -> None:
         super().__init__(f"this key asks too often; wait {wait_seconds:.1f} s")
         self.wait_seconds = wait_seconds
+
+
+class SuiteInUse(ServiceError):
+    """Jobs point to the suite."""
+
+    status, code = 409, "suite_in_use"
+
+
+class RangeNotSatisfiable(ServiceError):
+    """A file ends before the range that is asked for."""
+
+    status, code = 416, "range_not_satisfiable"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"the file has {size} bytes")
+        self.size = size
 
 
 class NotFound(ServiceError):
@@ -166,6 +184,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(RequestValidationError, _validation_error)
     api.add_exception_handler(HTTPException, _http_error)
     api.add_exception_handler(OperationalError, _database_error)
+    api.add_exception_handler(StorageAway, _storage_error)
     api.add_exception_handler(InterfaceError, _database_error)
     api.add_exception_handler(PoolTimeout, _database_error)
     api.add_exception_handler(DataError, _data_error)
@@ -188,6 +207,8 @@ async def _service_error(request: Request, error: Exception) -> JSONResponse:
     response = _respond(error.status, error.code, error.detail, error.errors)
     if isinstance(error, Unauthorized):
         response.headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, RangeNotSatisfiable):
+        response.headers["Content-Range"] = f"bytes */{error.size}"
     if isinstance(error, TooManyRequests):
         response.headers["Retry-After"] = str(math.ceil(error.wait_seconds))
     return response
@@ -220,6 +241,13 @@ async def _database_error(request: Request, error: Exception) -> JSONResponse:
     log.error("database.error", path=request.url.path, error=str(error))
     return _respond(
         503, "database_unavailable", "the database does not answer; nothing changed, try again"
+    )
+
+
+async def _storage_error(request: Request, error: Exception) -> JSONResponse:
+    log.error("storage.error", path=request.url.path, error=str(error))
+    return _respond(
+        503, "storage_unavailable", "the artifact store does not answer; nothing changed, try again"
     )
 
 

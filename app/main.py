@@ -29,7 +29,7 @@ from app.jobs.shown import ShownJobs
 from app.logs import configure_logs
 from app.queue.celery_options import create_celery
 from app.settings import Settings
-from app.storage import Storage
+from app.storage import open_storage
 
 ASSETS = "/assets"
 
@@ -53,7 +53,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             feed=feed,
             shown_jobs=ShownJobs(reading, sessions),
             celery=create_celery(settings.celery_url),
-            storage=Storage(settings.storage_dir),
+            storage=open_storage(settings.storage, links=settings.storage_links),
             rules=OperatorRules(
                 models_dir=settings.models_dir,
                 allowed_models=settings.allowed_models,

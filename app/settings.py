@@ -16,7 +16,16 @@ class Settings(BaseSettings):
 
     database_url: str = Field(description="postgresql://… ; a socket folder goes in `host`.")
     redis_url: str = Field(description="redis://… or unix:///path/of.sock")
-    storage_dir: Path = Field(description="Suites and artifacts. Shared by API and workers.")
+    storage: str = Field(
+        description="Suites and artifacts: a directory that the API and all workers share, or "
+        "`s3://bucket/prefix` of any S3-compatible service; endpoint, region and credentials are "
+        "`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`."
+    )
+    storage_links: bool = Field(
+        default=True,
+        description="Downloads from a bucket go to it directly, by links of 15 minutes. Off: "
+        "through the API, for users who cannot reach the bucket.",
+    )
     runs_dir: Path = Field(
         description="Run directories with checkpoints. Shared by workers that continue each "
         "other's jobs."
@@ -74,6 +83,13 @@ class Settings(BaseSettings):
     worker_labels: list[str] = Field(
         default_factory=list, description="Of this worker; jobs may ask for them."
     )
+
+    @field_validator("storage")
+    @classmethod
+    def _is_absolute(cls, storage: str) -> str:
+        if not storage.startswith(("/", "s3://")):
+            raise ValueError("must be an absolute path or s3://bucket/prefix")
+        return storage
 
     @field_validator("outbound_networks")
     @classmethod

@@ -64,7 +64,7 @@ class Service:
             **os.environ,
             "DRESSAGE_DATABASE_URL": self.postgres.url,
             "DRESSAGE_REDIS_URL": valkey.url,
-            "DRESSAGE_STORAGE_DIR": str(root / "artifacts"),
+            "DRESSAGE_STORAGE": str(root / "artifacts"),
             "DRESSAGE_RUNS_DIR": str(root / "runs"),
             "DRESSAGE_REQUESTS_PER_MINUTE": "0",
             "DRESSAGE_GPUS": "100",

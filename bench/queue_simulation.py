@@ -388,7 +388,7 @@ def database():
         environment = {
             "DRESSAGE_DATABASE_URL": postgres.url,
             "DRESSAGE_REDIS_URL": "redis://unused",
-            "DRESSAGE_STORAGE_DIR": str(root),
+            "DRESSAGE_STORAGE": str(root),
             "DRESSAGE_RUNS_DIR": str(root),
         }
         subprocess.run(

@@ -68,7 +68,7 @@ def service_environment(database_url, redis_url, folder):
     return {
         "DRESSAGE_DATABASE_URL": database_url,
         "DRESSAGE_REDIS_URL": redis_url,
-        "DRESSAGE_STORAGE_DIR": str(folder / "artifacts"),
+        "DRESSAGE_STORAGE": str(folder / "artifacts"),
         "DRESSAGE_RUNS_DIR": str(folder / "runs"),
     }
 
@@ -91,7 +91,7 @@ def settings(database_url, servers, tmp_path):
     return Settings(
         database_url=database_url,
         redis_url=servers[1].url,
-        storage_dir=tmp_path / "artifacts",
+        storage=str(tmp_path / "artifacts"),
         runs_dir=tmp_path / "runs",
         max_upload_bytes=2_000_000,
         requests_per_minute=0,

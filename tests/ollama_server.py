@@ -2,7 +2,8 @@
 
 All that we believe about Ollama (0.30 and newer) stands here, in one place:
 names, digests, streamed statuses with errors as lines, replacement of names without regard to case,
-the GGUF's own Jinja template, capabilities read from it, arguments of calls as objects.
+a base on the server with one adapter, the GGUF's own Jinja template, capabilities read from it,
+arguments of calls as objects, log-probabilities by text for raw prompts.
 """
 
 import hashlib
@@ -68,14 +69,8 @@ class OllamaServer:
 
     def answer(self, model, request):
         made = self.models[model]
-        with self._lock:  # one model at a time, as on a small machine
-            if made["digest"] not in self._loaded:
-                self._loaded = {
-                    made["digest"]: GgufModel(
-                        self.blobs / made["digest"].removeprefix("sha256:"),
-                        context_length=made["parameters"].get("num_ctx", 4096),
-                    )
-                }
+        with self._lock:
+            loaded = self._load(made)
             options = {**made["parameters"], **request.get("options", {})}
             messages = [dict(message) for message in request["messages"]]
             if made["system"] and messages[0]["role"] != "system":
@@ -86,13 +81,35 @@ class OllamaServer:
                     assert isinstance(function["arguments"], dict), "arguments must be an object"
                     call |= {"id": f"call_{at}_{number}", "type": "function"}
                     call["function"] = {**function, "arguments": json.dumps(function["arguments"])}
-            return self._loaded[made["digest"]].respond(
+            return loaded.respond(
                 messages,
                 request.get("tools") or [],
                 max_tokens=options.get("num_predict", 512),
                 temperature=options.get("temperature", 0.8),
                 stop=options.get("stop"),
             )
+
+    def complete(self, model, request):
+        """The next token after a raw prompt, with the likeliest ones as texts."""
+        with self._lock:
+            loaded = self._load(self.models[model])
+            return loaded.complete(request["prompt"], request["top_logprobs"])
+
+    def blob(self, digest):
+        return self.blobs / digest.removeprefix("sha256:")
+
+    def _load(self, made):
+        """One model at a time, as on a small machine."""
+        wanted = (made["digest"], made.get("adapter"))
+        if wanted not in self._loaded:
+            self._loaded = {
+                wanted: GgufModel(
+                    self.blob(made["digest"]),
+                    context_length=made["parameters"].get("num_ctx", 4096),
+                    adapter=self.blob(made["adapter"]) if made.get("adapter") else None,
+                )
+            }
+        return self._loaded[wanted]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -159,8 +176,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/api/show":
             made = self.ollama.models[name]
             return self._json(
-                200, {"capabilities": made["capabilities"], "parameters": made["parameters"]}
+                200,
+                {
+                    "capabilities": made["capabilities"],
+                    "parameters": made["parameters"],
+                    "model_info": made["model_info"],
+                },
             )
+        if self.path == "/api/generate":
+            return self._generate(name, request)
         if self.path == "/api/chat":
             return self._chat(name, request)
         return self._error(404, "not found")
@@ -185,6 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not NAME.fullmatch(name):
             return self._error(400, "invalid model name")
         known = {"model", "files", "system", "parameters", "stream", "template", "license"}
+        known |= {"from", "adapters"}
         assert set(request) <= known, f"unknown fields {set(request) - known}"
         for key, value in (request.get("parameters") or {}).items():
             if key not in PARAMETERS:
@@ -209,34 +234,66 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _make(self, name, request):
-        files = request.get("files") or {}
+        base = None
+        if request.get("from"):
+            base = self.ollama.models.get(_full(request["from"]))
+            if base is None:
+                return "pull model manifest: file does not exist"
+        files = request.get("adapters" if base else "files") or {}
         if len(files) != 1:
-            return "neither 'from' or 'files' was specified"
+            return "only one adapter" if base else "neither 'from' or 'files' was specified"
         ((path, digest),) = files.items()
         if Path(path).is_absolute() or ".." in path:
             return "file path must be relative"
-        blob = self.ollama.blobs / digest.removeprefix("sha256:")
+        blob = self.ollama.blob(digest)
         if not blob.is_file():
             return f"blob {digest} not found"
-        with blob.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                return "invalid file magic"
-            if struct.unpack("<I", file.read(4))[0] not in (2, 3):
-                return "unsupported GGUF version"
+        try:
+            about = read_gguf(blob)
+        except ValueError as error:
+            return str(error)
         if self.ollama.take_fault("error line"):
             return "llama runner process has terminated"
-        template = request.get("template") or ""
-        own = blob.read_bytes()[: 8 << 20].find(b"tokenizer.chat_template")
-        jinja = blob.read_bytes()[own : own + 40_000] if own >= 0 else b""
-        can_call = ".Tools" in template or b"tool_call" in jinja or b"tools" in jinja
-        self.ollama.models[_full(name)] = {
+        if (about.get("general.type") == "adapter") != bool(base):
+            return "no base model was found" if not base else "not an adapter"
+        made = {
             "name": name if ":" in name else f"{name}:latest",
             "digest": digest,
             "system": request.get("system") or "",
             "parameters": request.get("parameters") or {},
-            "capabilities": ["completion", *(["tools"] if can_call else [])],
+            "model_info": {k: v for k, v in about.items() if not k.startswith("tokenizer.")},
         }
+        if base:
+            kept = {name: base[name] for name in ("digest", "capabilities", "model_info")}
+            made |= {**kept, "adapter": digest}
+        else:
+            jinja = about.get("tokenizer.chat_template", "")
+            can_call = ".Tools" in (request.get("template") or "") or "tool" in jinja
+            made["capabilities"] = ["completion", *(["tools"] if can_call else [])]
+        self.ollama.models[_full(name)] = made
         return None
+
+    def _generate(self, name, request):
+        assert request["raw"] is True
+        assert request["stream"] is False
+        assert 0 <= request["top_logprobs"] <= 20
+        answer = self.ollama.complete(name, request)
+        token = answer["choices"][0]["logprobs"]["content"][0]
+        listed = [
+            {"token": one["token"], "logprob": one["logprob"]} for one in token["top_logprobs"]
+        ]
+        ended = answer["choices"][0]["finish_reason"] == "stop"
+        said = {"token": token["token"], "logprob": token["logprob"], "top_logprobs": listed}
+        return self._json(
+            200,
+            {
+                "model": request["model"],
+                "response": token["token"],
+                "done": True,
+                "logprobs": [] if ended else [said],
+                "prompt_eval_count": answer["usage"]["prompt_tokens"],
+            },
+        )
 
     def _chat(self, name, request):
         if request.get("tools") and "tools" not in self.ollama.models[name]["capabilities"]:
@@ -267,6 +324,36 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(content).encode() + b"\n"
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
+
+
+def read_gguf(path):
+    """The metadata of a GGUF file; arrays are left out."""
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise ValueError("invalid file magic")
+        version, _, entries = struct.unpack("<IQQ", file.read(20))
+        if version not in (2, 3):
+            raise ValueError("unsupported GGUF version")
+
+        def text():
+            return file.read(struct.unpack("<Q", file.read(8))[0]).decode("utf-8", "replace")
+
+        def value(kind):
+            if kind == 8:
+                return text()
+            if kind == 9:
+                inner, count = struct.unpack("<IQ", file.read(12))
+                for _ in range(count):
+                    value(inner)
+                return None
+            code = "BbHhIif?__QqdX"[kind]
+            return struct.unpack(f"<{code}", file.read(struct.calcsize(code)))[0]
+
+        found = {}
+        for _ in range(entries):
+            key = text()
+            found[key] = value(struct.unpack("<I", file.read(4))[0])
+        return found
 
 
 def _full(name):

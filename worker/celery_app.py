@@ -21,7 +21,7 @@ from app.logs import configure_logs
 from app.queue.celery_options import create_celery
 from app.queue.doorbell import Queue, own_queue
 from app.settings import Settings
-from app.storage import Storage
+from app.storage import open_storage
 from app.workers import repository as workers
 from worker.cleaning import remove, runs_to_remove
 from worker.presence import describe, is_alive
@@ -39,7 +39,7 @@ celery = create_celery(settings.celery_url)
 context = WorkerContext(
     worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
     database_url=settings.sqlalchemy_url,
-    storage=Storage(settings.storage_dir),
+    storage=open_storage(settings.storage, links=False),
     runs_dir=settings.runs_dir,
     lease_seconds=settings.lease_seconds,
     stall_seconds=settings.stall_seconds,

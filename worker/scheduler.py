@@ -13,8 +13,9 @@ from datetime import timedelta
 import structlog
 from celery import Celery
 
+from app.artifacts.objects import sweep
 from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
-from app.jobs.retention import forget_bulk
+from app.jobs.retention import forget_bulk, forget_files
 from app.logs import configure_logs
 from app.outbound import AllowedAddresses
 from app.queue.celery_options import create_celery
@@ -26,12 +27,14 @@ from app.queue.retries import RetryPolicy
 from app.queue.silence import SilenceWatch
 from app.queue.waiting import exports_wait
 from app.settings import Settings
+from app.storage import Storage, StorageAway, open_storage
 from app.webhooks.delivery import deliver_due
 
 log = structlog.get_logger()
 
 TICK_SECONDS = 1.0
 FORGET_SECONDS = 600.0
+SWEEP_SECONDS = 30.0
 EXPLAIN_SECONDS = 5.0  # a forecast costs more than a look
 
 
@@ -50,7 +53,7 @@ class Scheduler:
             lost = await reap(session, silent, self._policy)
         async with unit_of_work(self._sessions) as session:
             silent = self._exports.silent(await open_export_leases(session))
-            lost += await reap_exports(session, silent)
+            lost += await reap_exports(session, silent, self._policy)
         if lost:
             log.warning("leases.silent", jobs=lost)
         async with unit_of_work(self._sessions) as session:
@@ -88,15 +91,27 @@ async def send_webhooks(sessions: Sessions, allowed: AllowedAddresses) -> None:
 
 
 async def forget(sessions: Sessions, age: timedelta) -> None:
-    """Trim the history of jobs that ended long ago, until cancelled."""
+    """Trim history and files of jobs that ended long ago, until cancelled."""
     while True:
         try:
             async with unit_of_work(sessions) as session:
-                trimmed = await forget_bulk(session, age)
+                trimmed = await forget_bulk(session, age) + await forget_files(session)
         except DATABASE_AWAY:
             trimmed = 0
         if not trimmed:
             await asyncio.sleep(FORGET_SECONDS)
+
+
+async def sweep_files(sessions: Sessions, storage: Storage) -> None:
+    """Remove files that nothing points to, until cancelled."""
+    while True:
+        try:
+            removed = await sweep(sessions, storage)
+        except (StorageAway, *DATABASE_AWAY) as error:
+            removed = 0
+            log.warning("sweep.away", error=str(error).splitlines()[:1])
+        if not removed:
+            await asyncio.sleep(SWEEP_SECONDS)
 
 
 async def main() -> None:
@@ -112,11 +127,13 @@ async def main() -> None:
         lease_seconds=settings.lease_seconds,
         policy=settings.retry_policy,
     )
+    storage = open_storage(settings.storage, links=False)
     celery = create_celery(settings.celery_url)
     log.info("scheduler.started")
     beside = [
         asyncio.create_task(send_webhooks(sessions, settings.outbound)),
         asyncio.create_task(forget(sessions, timedelta(days=settings.keep_history_days))),
+        asyncio.create_task(sweep_files(sessions, storage)),
     ]
     while not stop.is_set():
         try:

@@ -1,13 +1,11 @@
 """Many files as one tar, made while it is sent: memory is that of one chunk."""
 
-import asyncio
 import tarfile
 from collections.abc import AsyncIterator, Sequence
 
 from app.db.models import ArtifactRow
 from app.storage import Storage
 
-CHUNK = 1 << 20
 END = b"\0" * (2 * tarfile.BLOCKSIZE)
 
 
@@ -17,8 +15,7 @@ async def stream_tar(storage: Storage, rows: Sequence[ArtifactRow]) -> AsyncIter
         header = tarfile.TarInfo(row.name)
         header.size, header.mtime = row.size, int(row.created_at.timestamp())
         yield header.tobuf(tarfile.PAX_FORMAT)
-        with storage.path(row.sha256).open("rb") as file:
-            while chunk := await asyncio.to_thread(file.read, CHUNK):
-                yield chunk
+        async for chunk in storage.stream(row.sha256, 0, row.size):
+            yield chunk
         yield b"\0" * (-row.size % tarfile.BLOCKSIZE)
     yield END

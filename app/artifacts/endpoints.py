@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
 
 from app import examples
 from app.artifacts import repository
 from app.artifacts.archive import stream_tar
+from app.artifacts.download import answer
 from app.dependencies import InTransaction, Parts, Scope
 from app.exceptions import NotFound
 from app.jobs import repository as jobs
@@ -60,27 +61,24 @@ async def download_archive(
 
 @router.get(
     "/{name}",
-    response_class=FileResponse,
+    response_class=Response,
     responses={
         200: {
             "content": {"application/octet-stream": {"schema": {"format": "binary"}}},
-            "description": "The file. `X-Checksum-Sha256` is its checksum; ranges are served.",
+            "description": "The file. `X-Checksum-Sha256` is its checksum; a range is served.",
         },
         206: {"description": "The range that was asked for."},
+        304: {"description": "It is the one with your `If-None-Match`."},
+        307: {"description": "The file lies in a bucket: follow, without your API key."},
         416: {"description": "There is no such range."},
     },
 )
 async def download_artifact(
-    job_id: str, name: str, transaction: InTransaction, team: Scope, parts: Parts
-) -> FileResponse:
-    """Download a file, whole or by HTTP range."""
+    job_id: str, name: str, request: Request, transaction: InTransaction, team: Scope, parts: Parts
+) -> Response:
+    """Download a file, whole or by HTTP range. Follow redirects: `curl --location`."""
     job = await jobs.get(transaction.session, team, job_id)
     row = await repository.get(transaction.session, job.id, name) if job else None
     if row is None:
         raise NotFound(f"job {job_id!r} has no file {name!r}")
-    return FileResponse(
-        parts.storage.path(row.sha256),
-        media_type="application/octet-stream",
-        filename=row.name,
-        headers={"ETag": f'"{row.sha256}"', "X-Checksum-Sha256": row.sha256},
-    )
+    return await answer(request, parts.storage, row)

@@ -9,10 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.db.base import new_id, visible
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import ExportRow, JobRow, SuiteRow
-from app.exceptions import FieldProblem, JobInvalid, JobNotTrained, NotFound
+from app.exceptions import FieldProblem, JobInvalid, NotFound
 from app.jobs import repository as jobs
+from app.jobs.export_checks import require_trained
 from app.queue.doorbell import Doorbell
-from app.queue.exports import TRAINED
 from app.storage import Storage
 from app.suites.service import load
 from dressage.spec.generation import GENERATION_PREFIX, Generation, GenerationSpec
@@ -41,8 +41,7 @@ async def submit(
     if job is None:
         raise NotFound(f"there is no job {job_id!r}")
     spec = JobSpec.model_validate(job.spec)
-    if job.status not in TRAINED or spec.preflight.only:
-        raise JobNotTrained(f"the job is {job.status}; only a trained one can be asked")
+    await require_trained(session, job, None)
     problems = await _problems(session, storage, job, spec, request)
     if problems:
         raise JobInvalid.of(problems)

@@ -188,11 +188,9 @@ async def list_exports(
 
 
 @router.delete("/{job_id}", status_code=204)
-async def delete_job(
-    job_id: str, transaction: InTransaction, team: Scope, parts: Parts
-) -> Response:
+async def delete_job(job_id: str, transaction: InTransaction, team: Scope) -> Response:
     """Remove an ended job: history, rollouts and files."""
-    await service.delete(transaction.session, parts.storage, team, job_id)
+    await service.delete(transaction.session, team, job_id)
     return Response(status_code=204)
 
 

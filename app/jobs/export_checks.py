@@ -2,9 +2,12 @@
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.exceptions import FieldProblem
+from app.artifacts import repository as artifacts
+from app.db.models import JobRow
+from app.exceptions import FieldProblem, JobInvalid, JobNotTrained
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Queue
+from app.queue.exports import TRAINED
 from app.workers import repository as workers
 from dressage.spec.export import K_QUANTS, GgufAdapterExport, GgufExport, OllamaExport
 from dressage.spec.job import JobSpec
@@ -12,18 +15,42 @@ from dressage.spec.job import JobSpec
 LLAMA_QUANTIZE = "llama-quantize"  # among the versions that a worker reports
 
 
+async def require_trained(session: AsyncSession, job: JobRow, checkpoint: int | None) -> None:
+    """Files to export, or to ask.
+
+    Raises:
+        JobNotTrained: There is no result (yet), or it is gone.
+        JobInvalid: The job keeps no such checkpoint.
+    """
+    spec = JobSpec.model_validate(job.spec)
+    if checkpoint is None and (job.status not in TRAINED or spec.preflight.only):
+        raise JobNotTrained(f"the job is {job.status}; only a trained one has a result to use")
+    if await artifacts.trained(session, job.id, checkpoint):
+        return
+    if checkpoint is None:
+        raise JobNotTrained("the job's files were removed; train it again")
+    steps = await artifacts.checkpoints(session, job.id)
+    there = f"it keeps {', '.join(map(str, steps))}" if steps else "it keeps none"
+    message = f"the job has no checkpoint of step {checkpoint}; {there} (training.keep_checkpoints)"
+    raise JobInvalid.of([FieldProblem(field="checkpoint", message=message)])
+
+
 async def export_problems(
-    session: AsyncSession, rules: OperatorRules, spec: JobSpec
+    session: AsyncSession, rules: OperatorRules, spec: JobSpec, *, trained: bool
 ) -> list[FieldProblem]:
     """Exports that no worker here can make, or that are not allowed."""
     problems = []
     for at, export in enumerate(spec.exports):
         field = f"exports.{at}"
-        if isinstance(export, GgufAdapterExport) and not (
-            spec.training.lora or spec.training.load_in_4bit
-        ):
+        if export.checkpoint and not trained:
+            message = "the steps that are kept are known after the training; ask for it then"
+            problems.append(FieldProblem(field=f"{field}.checkpoint", message=message))
+        if isinstance(export, GgufAdapterExport) and not spec.training.lora:
             message = "the job trains no adapter: set training.lora, or export gguf"
             problems.append(FieldProblem(field=f"{field}.type", message=message))
+        if isinstance(export, OllamaExport) and export.base and not spec.training.lora:
+            message = "the job trains no adapter: set training.lora, or leave base out"
+            problems.append(FieldProblem(field=f"{field}.base", message=message))
         if isinstance(export, OllamaExport):
             problems += rules.ollama_problems(export, f"{field}.server")
         if isinstance(export, GgufExport | OllamaExport) and export.quantization in K_QUANTS:

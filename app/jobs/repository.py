@@ -2,7 +2,7 @@
 
 import json
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Select, select
@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
-from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow, SuiteRow
+from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow
 from app.db.paging import newest_first
 from dressage.spec.event import EventType, Rollout
 from dressage.spec.generation import GENERATION_PREFIX
@@ -91,17 +91,6 @@ async def artifacts_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequenc
     """All artifacts of some jobs, oldest first."""
     query = select(ArtifactRow).where(ArtifactRow.job_id.in_(job_ids))
     return (await session.scalars(query.order_by(ArtifactRow.created_at, ArtifactRow.id))).all()
-
-
-async def still_used(session: AsyncSession, checksums: Collection[str]) -> set[str]:
-    """Which of these stored files other artifacts or suites point to."""
-    artifacts = await session.scalars(
-        select(ArtifactRow.sha256).where(ArtifactRow.sha256.in_(checksums))
-    )
-    suites = await session.scalars(
-        select(SuiteRow.storage_key).where(SuiteRow.storage_key.in_(checksums))
-    )
-    return {*artifacts, *suites}
 
 
 async def events(

@@ -1,19 +1,50 @@
-"""What is forgotten of ended jobs after a while: the bulk of their history.
+"""What is forgotten of ended jobs after a while: the bulk of their history, and their files.
 
-Log lines, progress, rollouts and their summaries go; statuses, metrics, evaluations, warnings,
-adjustments and files stay for as long as the job does.
+Log lines, progress, rollouts and their summaries go; statuses, metrics, evaluations, warnings and
+adjustments stay for as long as the job does; files for as long as its team keeps them.
 """
 
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import EventRow, JobRow, RolloutRow
+from app.artifacts import objects
+from app.db.models import ArtifactRow, EventRow, JobRow, RolloutRow, TeamRow
+from app.jobs.lifecycle import EventDraft, append_events
 from dressage.spec.event import EventType
 
+REMOVED = "files_removed"
 BULK = (EventType.LOG, EventType.PROGRESS, EventType.ROLLOUT)
 JOBS_AT_ONCE = 20
+SECONDS_OF_A_DAY = 86_400
+
+
+async def forget_files(session: AsyncSession) -> int:
+    """Let go the files of some jobs that ended longer ago than their team keeps them."""
+    age = func.clock_timestamp() - JobRow.finished_at
+    ended = await session.execute(
+        select(JobRow.id, TeamRow.keep_files_days)
+        .join(TeamRow, TeamRow.name == JobRow.team)
+        .where(
+            func.extract("epoch", age) > TeamRow.keep_files_days * SECONDS_OF_A_DAY,
+            exists().where(ArtifactRow.job_id == JobRow.id),
+        )
+        .limit(JOBS_AT_ONCE)
+        .with_for_update(skip_locked=True, of=JobRow)
+    )
+    jobs = ended.all()
+    for job_id, days in jobs:
+        gone = await session.scalars(
+            delete(ArtifactRow).where(ArtifactRow.job_id == job_id).returning(ArtifactRow.sha256)
+        )
+        await objects.let_go(session, set(gone.all()))
+        data = {
+            "code": REMOVED,
+            "message": f"its team keeps files {days:g} days: they are gone",
+        }
+        await append_events(session, job_id, [EventDraft(EventType.WARNING, data)])
+    return len(jobs)
 
 
 async def forget_bulk(session: AsyncSession, age: timedelta) -> int:

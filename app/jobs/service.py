@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.artifacts import objects
 from app.db.base import new_id
 from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import (
@@ -15,11 +16,10 @@ from app.exceptions import (
     JobNotPausable,
     JobNotPaused,
     JobNotRetryable,
-    JobNotTrained,
     NotFound,
 )
 from app.jobs import checks, repository
-from app.jobs.export_checks import export_problems
+from app.jobs.export_checks import export_problems, require_trained
 from app.jobs.lifecycle import (
     EventDraft,
     append_events,
@@ -30,8 +30,7 @@ from app.jobs.lifecycle import (
 )
 from app.jobs.rules import OperatorRules
 from app.queue.doorbell import Doorbell
-from app.queue.exports import TRAINED, cancel_exports
-from app.storage import Storage
+from app.queue.exports import cancel_exports
 from app.suites import repository as suites
 from app.teams import quotas
 from dressage.spec.effective import effective_spec
@@ -72,7 +71,7 @@ async def prepare(
         *checks.bad_schemas(spec.rewards),
         *checks.needs_gpu(spec),
         *rules.problems(spec),
-        *await export_problems(session, rules, spec),
+        *await export_problems(session, rules, spec, trained=False),
     ]
     if problems:
         raise JobInvalid.of(problems)
@@ -100,6 +99,8 @@ async def submit(
         if known:
             return _same_request(known, request_hash), False
     prepared = await prepare(session, team, requested, rules)
+    if not await suites.hold(session, prepared.suite.id):
+        raise checks.missing_suite(requested.suite)
     await quotas.require_room(session, team)
     spec = prepared.spec
     job = JobRow(
@@ -159,13 +160,15 @@ async def export_again(
     Raises:
         NotFound: There is no such job.
         JobNotTrained: It has no trained model (yet).
+        QuotaExceeded: The team's files are too big already.
         JobInvalid: The export cannot be made.
     """
     job = await _locked(session, team, job_id)
     spec = JobSpec.model_validate(job.spec)
-    if job.status not in TRAINED or spec.preflight.only:
-        raise JobNotTrained(f"the job is {job.status}; only a trained one has files to export")
-    problems = await export_problems(session, rules, spec.model_copy(update={"exports": (wanted,)}))
+    await require_trained(session, job, wanted.checkpoint)
+    await quotas.require_storage(session, job.team)
+    asked = spec.model_copy(update={"exports": (wanted,)})
+    problems = await export_problems(session, rules, asked, trained=True)
     if problems:
         raise JobInvalid.of(problems)
     name = export_name(wanted)
@@ -177,6 +180,7 @@ async def export_again(
         session.add(row)
     row.spec, row.status = wanted.model_dump(mode="json"), ExportStatus.QUEUED
     row.attempts, row.reason, row.message, row.finished_at = 0, None, None, None
+    row.not_before = None
     await session.flush()
     await session.refresh(row)
     data = {"export": name, "status": ExportStatus.QUEUED}
@@ -264,8 +268,8 @@ async def retry(
     return again
 
 
-async def delete(session: AsyncSession, storage: Storage, team: str | None, job_id: str) -> None:
-    """Remove an ended job with its history; files go unless another job has the same.
+async def delete(session: AsyncSession, team: str | None, job_id: str) -> None:
+    """Remove an ended job with its history; files go soon, unless another job has the same.
 
     Raises:
         NotFound: There is no such job.
@@ -276,9 +280,7 @@ async def delete(session: AsyncSession, storage: Storage, team: str | None, job_
         raise JobNotEnded(f"the job is {job.status}; cancel it first")
     files = {artifact.sha256 for artifact in await repository.artifacts_of(session, [job.id])}
     await session.delete(job)
-    await session.flush()
-    for sha256 in files - await repository.still_used(session, files):
-        storage.remove(sha256)
+    await objects.let_go(session, files)
 
 
 async def _locked(session: AsyncSession, team: str | None, job_id: str) -> JobRow:

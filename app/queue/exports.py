@@ -5,19 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import ExportRow, JobRow
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.queue.claim import StaleLease
+from app.queue.retries import RetryPolicy
 from dressage.spec.event import EventType
 from dressage.spec.generation import GENERATION_PREFIX
-from dressage.spec.status import EXPORT_TERMINAL, ExportStatus, JobStatus, Reason
+from dressage.spec.status import EXPORT_TERMINAL, TERMINAL, ExportStatus, JobStatus, Reason
 
-MAX_ATTEMPTS = 3
 # Questions to a trained agent also come when all else is done.
 TRAINED = (JobStatus.EXPORTING, JobStatus.SUCCEEDED)
+# What another try may help against, after a while.
+PASSING = (Reason.OLLAMA_UNAVAILABLE, Reason.STORAGE_UNAVAILABLE, Reason.DISK_FULL)
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,7 @@ async def claim_export(session: AsyncSession) -> ExportLease | None:
     export = await session.scalar(
         select(ExportRow)
         .join(JobRow, JobRow.id == ExportRow.job_id)
-        .where(
-            ExportRow.status == ExportStatus.QUEUED,
-            JobRow.status.in_(TRAINED),
-        )
+        .where(is_due())
         .order_by(ExportRow.arrival)
         .limit(1)
         .with_for_update(skip_locked=True, of=ExportRow)
@@ -53,6 +52,21 @@ async def claim_export(session: AsyncSession) -> ExportLease | None:
     await _switch(session, export, ExportStatus.RUNNING)
     return ExportLease(
         export.id, export.job_id, export.name, export.spec, export.attempts, export.lease_token
+    )
+
+
+def is_due() -> ColumnElement[bool]:
+    """The condition that an export, joined with its job, can be taken now."""
+    return and_(
+        ExportRow.status == ExportStatus.QUEUED,
+        # A kept checkpoint is there also when the training came to nothing.
+        or_(
+            JobRow.status.in_(TRAINED),
+            and_(
+                JobRow.status.in_(TERMINAL), ExportRow.spec["checkpoint"].as_integer().is_not(None)
+            ),
+        ),
+        or_(ExportRow.not_before.is_(None), ExportRow.not_before <= func.clock_timestamp()),
     )
 
 
@@ -78,6 +92,7 @@ async def settle_export(
     session: AsyncSession,
     lease: ExportLease,
     status: ExportStatus,
+    policy: RetryPolicy,
     *,
     reason: Reason,
     message: str | None = None,
@@ -85,11 +100,21 @@ async def settle_export(
 ) -> None:
     """Store how an export ended; the last one of a job ends the job.
 
+    One that failed for what may pass is queued again, each time for later.
+
     Raises:
         StaleLease: The export is somebody else's by now.
     """
     job, export = await fenced_export(session, lease)
     export.result = result
+    passing = status is ExportStatus.FAILED and reason in PASSING
+    if passing and export.attempts < policy.max_attempts and job.status != JobStatus.CANCELLING:
+        delay = policy.delay(export.attempts + 1)
+        now = await session.scalar(select(func.clock_timestamp()))
+        assert now
+        export.not_before = now + delay
+        status = ExportStatus.QUEUED
+        message = f"{message}; tried again in {delay.total_seconds():g} s"
     await _switch(session, export, status, reason=reason, message=message)
     await finish_job(session, job)
 
@@ -140,7 +165,9 @@ async def open_export_leases(session: AsyncSession) -> dict[str, int]:
     return {row.lease_token: row.heartbeats for row in rows if row.lease_token}
 
 
-async def reap_exports(session: AsyncSession, silent: dict[str, int]) -> list[str]:
+async def reap_exports(
+    session: AsyncSession, silent: dict[str, int], policy: RetryPolicy
+) -> list[str]:
     """End leases that have stood still: try again, or fail an export after too many tries."""
     jobs = await session.scalars(
         select(ExportRow.job_id).where(ExportRow.lease_token.in_(silent)).distinct()
@@ -152,7 +179,7 @@ async def reap_exports(session: AsyncSession, silent: dict[str, int]) -> list[st
             if export.status == ExportStatus.RUNNING and (
                 silent.get(export.lease_token or "") == export.heartbeats
             ):
-                await _after_loss(session, job, export)
+                await _after_loss(session, job, export, policy)
         if job is not None:
             await finish_job(session, job)
     return reaped
@@ -173,10 +200,12 @@ async def finish_job(session: AsyncSession, job: JobRow) -> None:
         )
 
 
-async def _after_loss(session: AsyncSession, job: JobRow | None, export: ExportRow) -> None:
+async def _after_loss(
+    session: AsyncSession, job: JobRow | None, export: ExportRow, policy: RetryPolicy
+) -> None:
     if job is not None and job.status == JobStatus.CANCELLING:
         await _switch(session, export, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER)
-    elif export.attempts >= MAX_ATTEMPTS:
+    elif export.attempts >= policy.max_attempts:
         await _switch(
             session,
             export,

@@ -29,6 +29,7 @@ class Outcome(StrEnum):
     STALLED = "stalled"
     GPU_FAILED = "gpu_failed"
     DISK_FULL = "disk_full"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
     OUT_OF_MEMORY = "out_of_memory"
 
 
@@ -37,6 +38,7 @@ ACCIDENTS = {
     Reason.STALLED: Outcome.STALLED,
     Reason.GPU_FAILED: Outcome.GPU_FAILED,
     Reason.DISK_FULL: Outcome.DISK_FULL,
+    Reason.STORAGE_UNAVAILABLE: Outcome.STORAGE_UNAVAILABLE,
 }
 
 

@@ -4,16 +4,12 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import ExportRow, JobRow
-from app.queue.exports import TRAINED
-from dressage.spec.status import ExportStatus
+from app.queue.exports import is_due
 
 
 async def exports_wait(session: AsyncSession) -> bool:
     """Whether to ring for exports."""
     found = await session.scalar(
-        select(ExportRow.id)
-        .join(JobRow, JobRow.id == ExportRow.job_id)
-        .where(ExportRow.status == ExportStatus.QUEUED, JobRow.status.in_(TRAINED))
-        .limit(1)
+        select(ExportRow.id).join(JobRow, JobRow.id == ExportRow.job_id).where(is_due()).limit(1)
     )
     return found is not None

@@ -1,4 +1,4 @@
-"""`/suites`: upload and look."""
+"""`/suites`: upload, look and delete."""
 
 import asyncio
 import tempfile
@@ -77,6 +77,7 @@ async def upload_suite(
         )
         row, is_new = await service.store(
             transaction.session,
+            parts.sessions,
             parts.storage,
             team=team,
             name=name,
@@ -126,6 +127,15 @@ async def list_cases(
     items = suite.cases[start : start + limit]
     more = start + limit < len(suite.cases)
     return CasePage(items=items, next_cursor=str(start + limit) if more else None)
+
+
+@router.delete("/{reference}", status_code=204)
+async def delete_suite(
+    reference: Reference, transaction: InTransaction, caller: WhoAsks
+) -> Response:
+    """Remove a version that no job uses. Its number is not given again."""
+    await service.delete(transaction.session, await _existing(transaction, caller, reference))
+    return Response(status_code=204)
 
 
 async def _existing(transaction: Transaction, caller: Caller, reference: str) -> SuiteRow:

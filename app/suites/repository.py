@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
-from app.db.models import SuiteRow
+from app.db.models import JobRow, SuiteNameRow, SuiteRow
 from app.db.paging import newest_first
 from dressage.spec.suite import SuiteInfo
 
@@ -47,15 +48,24 @@ async def same_content(
     return found
 
 
-async def next_version(session: AsyncSession, team: str, name: str) -> int:
-    """The number of a name's next version; other uploads of it wait."""
-    await session.execute(
-        select(func.pg_advisory_xact_lock(func.hashtextextended(f"suite {team}/{name}", 0)))
-    )
-    newest = await session.scalar(
-        select(func.max(SuiteRow.version)).where(SuiteRow.team == team, SuiteRow.name == name)
-    )
-    return (newest or 0) + 1
+async def lock_name(session: AsyncSession, team: str, name: str) -> SuiteNameRow:
+    """A suite's name, made if it is new; other uploads of it wait."""
+    new = insert(SuiteNameRow).values(team=team, name=name, versions=0)
+    await session.execute(new.on_conflict_do_nothing())
+    return await session.get_one(SuiteNameRow, (team, name), with_for_update=True)
+
+
+async def hold(session: AsyncSession, suite_id: str) -> bool:
+    """Keep a suite from being deleted until the end of the transaction. False: it is gone."""
+    query = select(SuiteRow.id).where(SuiteRow.id == suite_id)
+    found = await session.scalar(query.with_for_update(key_share=True, read=True))
+    return found is not None
+
+
+async def jobs_of(session: AsyncSession, suite_id: str) -> int:
+    """How many jobs use a suite, ended ones included."""
+    query = select(func.count()).select_from(JobRow).where(JobRow.suite_id == suite_id)
+    return await session.scalar(query) or 0
 
 
 async def page(

@@ -1,6 +1,8 @@
 """Receive, check and store a suite. Its code is imported in the sandbox alone."""
 
 import asyncio
+import hashlib
+import io
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,9 +10,11 @@ from typing import Any, BinaryIO
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.artifacts import objects
 from app.db.base import new_id
+from app.db.engine import Sessions
 from app.db.models import SuiteRow
-from app.exceptions import FieldProblem, SuiteInvalid, UploadTooLarge
+from app.exceptions import FieldProblem, SuiteInUse, SuiteInvalid, UploadTooLarge
 from app.storage import Storage
 from app.suites import repository
 from app.teams import quotas
@@ -40,6 +44,7 @@ async def receive(
 
 async def store(
     session: AsyncSession,
+    sessions: Sessions,
     storage: Storage,
     *,
     team: str,
@@ -66,18 +71,22 @@ async def store(
     except SandboxStartError as error:
         raise SuiteInvalid(str(error), [FieldProblem(message=str(error))]) from None
     await quotas.require_storage(session, team)
-    version = await repository.next_version(session, team, name)
+    name_row = await repository.lock_name(session, team, name)
     known = await repository.same_content(session, team, name, suite.content_hash)
     if known:
         return known, False
     archive = suite.to_archive()
+    storage_key = hashlib.sha256(archive).hexdigest()
+    await objects.store_bytes(sessions, storage, archive, storage_key)
+    await objects.registered(session, [storage_key])
+    name_row.versions += 1
     row = SuiteRow(
         id=new_id("suite"),
         team=team,
         name=name,
-        version=version,
+        version=name_row.versions,
         content_hash=suite.content_hash,
-        storage_key=await asyncio.to_thread(storage.put_bytes, archive),
+        storage_key=storage_key,
         size=len(archive),
         case_count=len(suite.cases),
         **code,
@@ -90,8 +99,25 @@ async def store(
 
 def load(storage: Storage, row: SuiteRow) -> Suite:
     """Read a stored suite."""
-    with storage.path(row.storage_key).open("rb") as file:
-        return Suite.from_upload(file)
+    return Suite.from_upload(io.BytesIO(storage.read(row.storage_key)))
+
+
+async def delete(session: AsyncSession, row: SuiteRow) -> None:
+    """Remove a version that no job uses. Its number is not given again.
+
+    Raises:
+        SuiteInUse: Jobs use it; what they were trained on stays known as long as they are.
+    """
+    await session.refresh(
+        row, with_for_update=True
+    )  # a job that is submitted now waits, or is seen
+    jobs = await repository.jobs_of(session, row.id)
+    if jobs:
+        raise SuiteInUse(
+            f"{jobs} jobs use {row.name}@{row.version}; delete them first (GET /jobs lists them)"
+        )
+    await session.delete(row)
+    await objects.let_go(session, [row.storage_key])
 
 
 def _read(

@@ -62,6 +62,7 @@ async def view(session: AsyncSession, row: TeamRow) -> Team:
         gpu_seconds_per_day=row.gpu_seconds_per_day,
         gpu_seconds_per_month=row.gpu_seconds_per_month,
         max_storage_bytes=row.max_storage_bytes,
+        keep_files_days=row.keep_files_days,
         running_gpus=running or 0,
         queued_jobs=await quotas.queued_jobs(session, row.name),
         storage_bytes=await quotas.storage_bytes(session, row.name),

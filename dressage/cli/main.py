@@ -401,6 +401,7 @@ def set_team(
     gpu_hours_per_day: float | None = None,
     gpu_hours_per_month: float | None = None,
     max_storage_gb: float | None = None,
+    keep_files_days: float | None = None,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Make a team, or give it other limits; what is left out has no limit."""
@@ -413,6 +414,7 @@ def set_team(
             None if gpu_hours_per_month is None else gpu_hours_per_month * 3600
         ),
         "max_storage_bytes": None if max_storage_gb is None else int(max_storage_gb * 1e9),
+        "keep_files_days": keep_files_days,
     }
     with _friendly(), Client(url) as client:
         console.print(f"team {client.put_team(name, limits).name} is set", highlight=False)

@@ -207,6 +207,10 @@ class Client:
         response = self._send("POST", "/jobs/preflight", json=_plain(spec))
         return Job.model_validate_json(response.content)
 
+    def delete_suite(self, reference: str) -> None:
+        """Remove a version that no job uses."""
+        self._send("DELETE", f"/suites/{reference}")
+
     def submit_sweep(self, spec: SweepSpec | Mapping[str, Any]) -> Sweep:
         """Queue a job for every combination of a grid."""
         content = spec.model_dump(mode="json") if isinstance(spec, SweepSpec) else dict(spec)
@@ -296,7 +300,9 @@ class Client:
         if have < artifact.size:
             headers = {"Range": f"bytes={have}-"} if have else {}
             url = f"/jobs/{job_id}/artifacts/{artifact.name}"
-            with self._http.stream("GET", url, headers=headers, timeout=None) as response:
+            with self._http.stream(
+                "GET", url, headers=headers, timeout=None, follow_redirects=True
+            ) as response:
                 if response.status_code >= 400:
                     response.read()
                     raise ApiError.from_response(response)

@@ -13,10 +13,21 @@ class ArtifactKind(StrEnum):
 
     ADAPTER = "adapter"
     MODEL = "model"
+    CHECKPOINT = "checkpoint"
     MERGED = "merged"
     GGUF = "gguf"
     GGUF_ADAPTER = "gguf_adapter"
     TENSORBOARD = "tensorboard"
+
+
+def checkpoint_name(step: int) -> str:
+    """The file of a checkpoint that a job keeps."""
+    return f"checkpoint-{step}.tar"
+
+
+def checkpoint_step(name: str) -> int:
+    """The step of a checkpoint by its file's name."""
+    return int(name.removeprefix("checkpoint-").removesuffix(".tar"))
 
 
 class Artifact(Spec):

@@ -1,8 +1,8 @@
 """Follow-up tasks on a trained model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dressage.spec.base import Spec
 
@@ -12,6 +12,7 @@ Quantization = Literal[
     "f32", "f16", "bf16", "q8_0", "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"
 ]
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
+OLLAMA_NAME = rf"^(?:{PART}/)?(?:{PART}/)?{PART}(?::{PART})?$"
 ParityCases = Annotated[
     int,
     Field(
@@ -23,13 +24,23 @@ ParityCases = Annotated[
 ]
 
 
-class MergedExport(Spec):
+class _Export(Spec):
+    checkpoint: int | None = Field(
+        default=None,
+        ge=1,
+        description="The step of a checkpoint that the job keeps (`training.keep_checkpoints`); "
+        "its result unless given.",
+    )
+
+
+class MergedExport(_Export):
     """The adapter merged into its base: a directory that loads without PEFT, as one tar."""
 
     type: Literal["merged"]
+    parity_cases: ParityCases = 0
 
 
-class GgufExport(Spec):
+class GgufExport(_Export):
     """A GGUF file by llama.cpp's converter; an adapter is merged first."""
 
     type: Literal["gguf"]
@@ -37,19 +48,19 @@ class GgufExport(Spec):
     parity_cases: ParityCases = 0
 
 
-class GgufAdapterExport(Spec):
+class GgufAdapterExport(_Export):
     """The adapter alone as GGUF, for a server that has its base model."""
 
     type: Literal["gguf_adapter"]
     quantization: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
 
 
-class OllamaExport(Spec):
+class OllamaExport(_Export):
     """A GGUF file, registered in an Ollama server under a name."""
 
     type: Literal["ollama"]
     name: str = Field(
-        pattern=rf"^(?:{PART}/)?(?:{PART}/)?{PART}(?::{PART})?$",
+        pattern=OLLAMA_NAME,
         description="`[host/][namespace/]model[:tag]`; `latest` without a tag.",
         examples=["calc-agent"],
     )
@@ -58,7 +69,16 @@ class OllamaExport(Spec):
         description="One of the operator's (`DRESSAGE_OLLAMA_URLS`); the first of them unless "
         "given.",
     )
-    quantization: Quantization = "q8_0"
+    base: str | None = Field(
+        default=None,
+        pattern=OLLAMA_NAME,
+        description="A model on the server that is the job's base model: the adapter alone is "
+        "sent, some megabytes, and `quantization` is the adapter's.",
+        examples=["qwen3:0.6b"],
+    )
+    quantization: Quantization | None = Field(
+        default=None, description="`q8_0` unless given; `f16` for an adapter on `base`."
+    )
     overwrite: bool = Field(default=False, description="Replace a model of this name.")
     system_prompt: bool = Field(
         default=False, description="Make the agent's instructions the model's system prompt."
@@ -75,6 +95,12 @@ class OllamaExport(Spec):
         default="refuse", description="When the parity report finds a problem."
     )
 
+    @model_validator(mode="after")
+    def _an_adapter_has_whole_weights(self) -> Self:
+        if self.base and self.quantization in K_QUANTS:
+            raise ValueError("an adapter on `base` has no K-quants: leave quantization out")
+        return self
+
 
 ExportSpec = Annotated[
     MergedExport | GgufExport | GgufAdapterExport | OllamaExport, Field(discriminator="type")
@@ -84,7 +110,32 @@ ExportSpec = Annotated[
 def export_name(spec: ExportSpec) -> str:
     """What an export is called in a job: exports of one name are the same export."""
     if isinstance(spec, OllamaExport):
-        return "ollama-" + spec.name.replace("/", "_").replace(":", "_")
+        return "ollama-" + spec.name.replace("/", "_").replace(":", "_") + _of(spec)
     if isinstance(spec, GgufAdapterExport):
-        return f"gguf-adapter-{spec.quantization}"
-    return f"gguf-{spec.quantization}" if isinstance(spec, GgufExport) else spec.type
+        return f"gguf-adapter-{spec.quantization}{_of(spec)}"
+    if isinstance(spec, GgufExport):
+        return f"gguf-{spec.quantization}{_of(spec)}"
+    return f"{spec.type}{_of(spec)}"
+
+
+def export_file(spec: ExportSpec) -> str:
+    """The file that an export makes."""
+    if isinstance(spec, MergedExport):
+        return f"merged{_of(spec)}.tar"
+    if isinstance(spec, GgufAdapterExport):
+        return f"adapter-{spec.quantization}{_of(spec)}.gguf"
+    if isinstance(spec, OllamaExport):
+        kind = "adapter" if spec.base else "model"
+        return f"{kind}-{file_quantization(spec)}{_of(spec)}.gguf"
+    return f"model-{spec.quantization}{_of(spec)}.gguf"
+
+
+def file_quantization(spec: GgufExport | GgufAdapterExport | OllamaExport) -> str:
+    """Of the GGUF file that an export makes."""
+    if isinstance(spec, OllamaExport) and spec.quantization is None:
+        return "f16" if spec.base else "q8_0"
+    return str(spec.quantization)
+
+
+def _of(spec: _Export) -> str:
+    return f"-step-{spec.checkpoint}" if spec.checkpoint else ""

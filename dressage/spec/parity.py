@@ -20,7 +20,7 @@ class ParityProblem(StrEnum):
 class ParityReport(Spec):
     """The same held-out cases, greedily, through the trained model and through what is served."""
 
-    served: str = Field(description="`gguf-q8_0`, `ollama:calc-agent`, …")
+    served: str = Field(description="`merged`, `gguf-q8_0`, `ollama:calc-agent`")
     cases: int
     pass_rate: Gain | None = Field(
         description="Served minus trained, on the same cases, with a 95 % paired interval."
@@ -39,5 +39,8 @@ class ParityReport(Spec):
     kl_base: float | None = Field(default=None, description="The same from the base model.")
     top_token: float | None = Field(
         default=None, description="Share of those tokens at which both find the same one likeliest."
+    )
+    distributions: int = Field(
+        default=0, description="Next-token distributions that these three are means over."
     )
     problems: tuple[ParityProblem, ...] = Field(description="Empty: what is served was trained.")

@@ -37,6 +37,7 @@ class Reason(StrEnum):
     SUITE_INVALID = "suite_invalid"
     MISSING_DEPENDENCY = "missing_dependency"
     DISK_FULL = "disk_full"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
     WORKER_LOST = "worker_lost"
     STALLED = "stalled"
     GPU_FAILED = "gpu_failed"
@@ -44,6 +45,7 @@ class Reason(StrEnum):
     CONVERSION_FAILED = "conversion_failed"
     OLLAMA_UNAVAILABLE = "ollama_unavailable"
     OLLAMA_REFUSED = "ollama_refused"
+    FILES_REMOVED = "files_removed"
     PARITY_FAILED = "parity_failed"
     INTERNAL_ERROR = "internal_error"
 

@@ -32,6 +32,9 @@ class TeamLimits(Spec):
     gpu_seconds_per_day: Budget = Field(default=None, description="In any 24 hours.")
     gpu_seconds_per_month: Budget = Field(default=None, description="In any 30 days.")
     max_storage_bytes: Limit = Field(default=None, description="Suites and artifacts.")
+    keep_files_days: Budget = Field(
+        default=None, description="After a job's end; then its files go. Null: until it is deleted."
+    )
 
 
 class Team(TeamLimits):

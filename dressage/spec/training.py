@@ -143,6 +143,13 @@ class TrainingSpec(Spec):
         ge=1,
         description="Optimizer steps per checkpoint. Without it a lost worker means a new start.",
     )
+    keep_checkpoints: int = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="Of an attempt's checkpoints, so many of the newest become files of the job, "
+        "also when it fails; exports can be made of them.",
+    )
     resample_dead_groups: int = Field(
         default=0,
         ge=0,
@@ -165,6 +172,12 @@ class TrainingSpec(Spec):
     max_tool_output: int = Field(
         default=16_384, ge=64, description="Characters of a tool result shown to the model."
     )
+
+    @model_validator(mode="after")
+    def _some_checkpoints(self) -> Self:
+        if self.keep_checkpoints and not self.save_steps:
+            raise ValueError("keep_checkpoints needs save_steps: without it there are none")
+        return self
 
     @property
     def rollouts_per_step(self) -> int:

@@ -97,7 +97,7 @@ class Stack:
         environment = {
             "DRESSAGE_DATABASE_URL": database_url,
             "DRESSAGE_REDIS_URL": redis_url,
-            "DRESSAGE_STORAGE_DIR": str(root / "artifacts"),
+            "DRESSAGE_STORAGE": os.environ.get("DRESSAGE_STORAGE", str(root / "artifacts")),
             "DRESSAGE_RUNS_DIR": str(root / "runs"),
             **options.environment,
         }

@@ -15,7 +15,7 @@ def loaded_by(module):
         "PATH": "/usr/bin:/bin",
         "DRESSAGE_DATABASE_URL": "postgresql://x",
         "DRESSAGE_REDIS_URL": "redis://x",
-        "DRESSAGE_STORAGE_DIR": "/tmp",
+        "DRESSAGE_STORAGE": "/tmp",
         "DRESSAGE_RUNS_DIR": "/tmp",
     }
     done = subprocess.run(

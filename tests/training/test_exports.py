@@ -1,11 +1,13 @@
 """From a trained model to what is served: real conversions, and a strict Ollama of our own."""
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dressage.sandbox.pool import WorkerPool
@@ -15,7 +17,7 @@ from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem
 from dressage.spec.status import Reason
 from tests.conftest import TINY_MODEL
-from tests.ollama_server import OllamaServer
+from tests.ollama_server import OllamaServer, read_gguf
 from tests.training.conftest import events_of
 from worker.training.evaluate import split
 from worker.training.export.__main__ import run_export
@@ -100,14 +102,17 @@ def merged(tmp_path_factory, adapter):
 
 def test_a_gguf_serves_what_was_trained_and_says_where_it_is_from(export):
     run, manifest = export({"type": "gguf", "quantization": "f16", "parity_cases": CASES})
-    report = manifest["result"]["parity"]
+    merged, report = manifest["result"]["parity"]
+    assert (merged["served"], merged["problems"], merged["same_answer"]) == ("merged", [], 1.0)
+    assert merged["kl"] < 1e-3
     assert report["problems"] == []
     assert (report["cases"], report["same_prompt"], report["top_token"]) == (CASES, 1.0, 1.0)
     assert report["same_answer"] >= 0.8
     assert report["kl"] < report["kl_base"] / 10
-    content = (run.artifacts / "model-f16.gguf").read_bytes()
-    for text in (b"dressage.job", b"job_1", b"dressage.suite", b"dressage.spec_sha256"):
-        assert text in content[: 1 << 20]
+    about = read_gguf(run.artifacts / "model-f16.gguf")
+    assert about["dressage.job"] == "job_1"
+    assert about["dressage.suite"] == "arithmetic"
+    assert len(about["dressage.spec_sha256"]) == 64
     assert manifest["files"][0]["kind"] == "gguf"
 
 
@@ -147,7 +152,7 @@ def test_k_quants_run_and_are_smaller(export, quantization):
     run, manifest = export({"type": "gguf", "quantization": quantization, "parity_cases": CASES})
     path = run.artifacts / f"model-{quantization}.gguf"
     assert path.stat().st_size < 2_300_000  # f16 has 5 MB
-    assert manifest["result"]["parity"]["same_prompt"] == 1.0
+    assert [one["same_prompt"] for one in manifest["result"]["parity"]] == [1.0, 1.0]
     assert [*run.artifacts.iterdir()] == [path]
 
 
@@ -209,10 +214,13 @@ def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
     assert made["parameters"]["stop"] == ["<|im_end|>"]
     assert made["parameters"]["temperature"] == 0.5
     assert made["parameters"]["num_ctx"] == 256
-    report = manifest["result"]["ollama_parity"]
-    assert (report["served"], report["problems"], report["same_prompt"]) == (
-        *("ollama:calc-agent", [], 1.0),
-    )
+    reports = manifest["result"]["parity"]
+    assert [one["served"] for one in reports] == ["merged", "gguf-q8_0", "ollama:calc-agent"]
+    assert [one["problems"] for one in reports] == [[], [], []]
+    *_, report = reports
+    assert report["same_prompt"] == 1.0
+    assert report["distributions"] > 10
+    assert report["kl"] < report["kl_base"] / 2
     assert manifest["result"]["ollama"]["name"] == "calc-agent"
     logs = [event["message"] for event in events_of(run, "log")]
     assert "Ollama: success" in logs
@@ -292,3 +300,85 @@ def test_digests_are_those_of_the_files(ollama, tmp_path):
     asked = len(ollama.asked)
     assert server.upload(file) == digest
     assert ollama.asked[asked:] == [("HEAD", f"/api/blobs/{digest}")]
+
+
+@pytest.fixture
+def with_base(ollama, tmp_path):
+    """The job's base model, on the server under `tiny:base`."""
+    path = tmp_path / "base.gguf"
+    convert(TINY_MODEL, path, "f16", {})
+    server = Ollama(ollama.url)
+    server.create({"model": "tiny:base", "files": {path.name: server.upload(path)}}, lambda _: None)
+    return ollama
+
+
+def test_an_adapter_is_registered_on_a_base_that_the_server_has(export, with_base):
+    _, manifest = export(ollama_spec(base="tiny:base"), url=with_base.url)
+    assert manifest["failure"] is None
+    assert [file["name"] for file in manifest["files"]] == ["adapter-f16.gguf"]
+    assert set(with_base.models) == {"tiny:base", "calc-agent:latest"}
+    made = with_base.models["calc-agent:latest"]
+    assert made["digest"] == with_base.models["tiny:base"]["digest"]
+    assert made["adapter"] == manifest["result"]["ollama"]["digest"]
+    (report,) = manifest["result"]["parity"]
+    assert (report["problems"], report["same_prompt"]) == ([], 1.0)
+    assert report["kl"] < report["kl_base"] / 2
+
+
+def test_a_base_that_ignores_the_adapter_is_caught(export, with_base, monkeypatch):
+    load = OllamaServer._load
+    monkeypatch.setattr(
+        OllamaServer, "_load", lambda self, made: load(self, {**made, "adapter": None})
+    )
+    _, manifest = export(ollama_spec(base="tiny:base"), url=with_base.url)
+    assert manifest["failure"]["reason"] == "parity_failed"
+    assert "nearer_to_base" in manifest["failure"]["message"]
+    assert set(with_base.models) == {"tiny:base"}
+
+
+def test_a_base_that_is_not_there_or_not_the_jobs_is_refused(export, with_base):
+    with pytest.raises(RunFailure, match="no model 'tiny:other'; pull it there"):
+        export(ollama_spec(base="tiny:other"), url=with_base.url)
+    with_base.models["tiny:base"]["model_info"]["qwen3.block_count"] = 28
+    with pytest.raises(RunFailure, match="it has 28 layers of width 256, the base 4 of 256"):
+        export(ollama_spec(base="tiny:base"), url=with_base.url)
+
+
+def test_without_a_report_the_server_is_still_asked_once(export, ollama):
+    _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url)
+    assert manifest["failure"] is None
+    assert ollama.asked.count(("POST", "/api/chat")) == 1
+
+
+@pytest.mark.parametrize(
+    ("breakage", "sentence"),
+    [
+        ("pre-tokenizer", "recognises published tokenizers only, not retrained ones"),
+        ("more tokens", "the tokenizer has more tokens than the model has embeddings"),
+        ("architecture", "llama.cpp does not support the architecture FooForCausalLM"),
+        ("weight", "has not in llama.cpp: model.layers.0.gadget.weight"),
+    ],
+)
+def test_what_the_converter_refuses_becomes_a_sentence(merged, tmp_path, breakage, sentence):
+    broken = tmp_path / "broken"
+    shutil.copytree(merged, broken)
+    if breakage == "pre-tokenizer":
+        tokenizer = json.loads((broken / "tokenizer.json").read_text())
+        tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] += "|x+"
+        (broken / "tokenizer.json").write_text(json.dumps(tokenizer))
+    elif breakage == "more tokens":
+        tokenizer = AutoTokenizer.from_pretrained(broken)
+        tokenizer.add_tokens([f"<extra {number}>" for number in range(200)])
+        tokenizer.save_pretrained(broken)
+    elif breakage == "architecture":
+        config = json.loads((broken / "config.json").read_text())
+        (broken / "config.json").write_text(
+            json.dumps({**config, "architectures": ["FooForCausalLM"]})
+        )
+    else:
+        tensors = load_file(broken / "model.safetensors")
+        tensors["model.layers.0.gadget.weight"] = torch.zeros(4)
+        save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RunFailure, match=re.escape(sentence)) as caught:
+        convert(broken, tmp_path / "x.gguf", "f16", {})
+    assert caught.value.reason is Reason.CONVERSION_FAILED

@@ -9,12 +9,13 @@ import shutil
 import subprocess
 import tarfile
 import threading
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from app.queue.retries import RetryPolicy
-from app.storage import Storage
+from app.storage import DirectoryStorage
 from tests.waiting import wait_for
 from tests.workers import register
 from worker.supervisor.context import WorkerContext
@@ -27,7 +28,7 @@ def context(settings):
     context = WorkerContext(
         worker_id="test-worker",
         database_url=settings.sqlalchemy_url,
-        storage=Storage(settings.storage_dir),
+        storage=DirectoryStorage(Path(settings.storage)),
         runs_dir=settings.runs_dir,
         lease_seconds=5,
         stall_seconds=60,
@@ -250,8 +251,8 @@ def test_a_full_disk_in_the_artifact_store_is_survived_once_there_is_room(
     api, context, submit, small_disk, settings
 ):
     job_id = submit("ok")
-    full = dataclasses.replace(context, storage=Storage(small_disk))
-    shutil.copytree(settings.storage_dir, small_disk, dirs_exist_ok=True)  # the suite
+    full = dataclasses.replace(context, storage=DirectoryStorage(small_disk))
+    shutil.copytree(settings.storage, small_disk, dirs_exist_ok=True)  # the suite
     filler = small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:

@@ -5,6 +5,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.storage import StorageAway
 from dressage.spec.status import Reason
 from worker.training.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
 
@@ -50,6 +51,8 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
 
 def outcome_of(error: Exception) -> Outcome:
     """What it means that the supervisor itself could not go on."""
+    if isinstance(error, StorageAway):
+        return Outcome(None, Reason.STORAGE_UNAVAILABLE, f"the artifact store is away: {error}")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Outcome(None, Reason.DISK_FULL, f"the worker's or the store's disk is full: {error}")
     return Outcome(None, Reason.INTERNAL_ERROR, f"{type(error).__name__}: {error}"[:1000])

@@ -27,13 +27,11 @@ from worker.supervisor.files import register_files, store_files
 from worker.supervisor.outcome import Outcome, outcome_of, read_outcome
 from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import has_more, read_events
-from worker.supervisor.watch import Ending, until_stored, watch
+from worker.supervisor.watch import Ending, patiently, until_stored, watch
 from worker.training.export.spec import ExportRunSpec
 from worker.training.run_dir import INPUT, SPEC, SUITE
 
 log = structlog.get_logger()
-
-TRAINED = (ArtifactKind.ADAPTER, ArtifactKind.MODEL)
 
 
 async def run_next_export(context: WorkerContext) -> bool:
@@ -47,17 +45,19 @@ async def run_next_export(context: WorkerContext) -> bool:
                 return False
             job = await session.get_one(JobRow, lease.job_id)
             suite = await session.get_one(SuiteRow, job.suite_id)
-            trained = await artifacts.of_kind(session, job.id, TRAINED)
+            trained = await artifacts.trained(session, job.id, lease.spec.get("checkpoint"))
     except DATABASE_AWAY as error:
         log.warning("claim.database", error=str(error).splitlines()[:1])
         return False
-    assert trained is not None  # a job reaches `exporting` with its trained files stored
     with structlog.contextvars.bound_contextvars(job_id=lease.job_id, export=lease.name):
         log.info("export.claimed", attempt=lease.attempt)
         work = ExportRun(context, sessions, lease)
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
             try:
-                await asyncio.to_thread(work.prepare, job, suite, trained)
+                if trained is None:  # removed since it was asked for
+                    await work.settle(Outcome(None, Reason.FILES_REMOVED, "its files are gone"))
+                    return True
+                await patiently(context, work, lambda: work.prepare(job, suite, trained))
                 await work.run()
             except StaleLease:
                 raise
@@ -77,18 +77,19 @@ class ExportRun:
 
     def prepare(self, job: JobRow, suite: SuiteRow, trained: ArtifactRow) -> None:
         """Lay out the run directory."""
-        self._run.mkdir(parents=True)
+        self._run.mkdir(parents=True, exist_ok=True)  # a second time when the store was away
         storage = self._context.storage
+        job_spec = JobSpec.model_validate(job.spec)
         spec = ExportRunSpec(
             export=self._lease.spec,
-            job=JobSpec.model_validate(job.spec),
+            job=job_spec,
             job_id=job.id,
-            trained=ArtifactKind(trained.kind),
+            trained=ArtifactKind.ADAPTER if job_spec.training.lora else ArtifactKind.MODEL,
             ollama_url=self._lease.spec.get("server") or self._first_ollama(),
         )
         (self._run / SPEC).write_text(spec.model_dump_json(indent=1))
-        shutil.copyfile(storage.path(trained.sha256), self._run / INPUT)
-        shutil.copyfile(storage.path(suite.storage_key), self._run / SUITE)
+        storage.fetch(trained.sha256, self._run / INPUT)
+        storage.fetch(suite.storage_key, self._run / SUITE)
 
     def _first_ollama(self) -> str | None:
         return self._context.ollama_urls[0] if self._context.ollama_urls else None
@@ -142,17 +143,18 @@ class ExportRun:
         manifest = outcome.manifest
         succeeded = manifest is not None and manifest.failure is None
         if manifest:
-            await asyncio.to_thread(store_files, self._context.storage, self._run, manifest)
+            await store_files(self._context, self._sessions, self, self._run, manifest.files)
 
         async def store() -> None:
             async with unit_of_work(self._sessions) as session:
                 if manifest:
                     job, _ = await fenced_export(session, self._lease)
-                    await register_files(session, job.id, manifest)
+                    await register_files(session, job.id, manifest.files)
                 await settle_export(
                     session,
                     self._lease,
                     ExportStatus.SUCCEEDED if succeeded else ExportStatus.FAILED,
+                    self._context.retry_policy,
                     reason=outcome.reason,
                     message=outcome.message or None,
                     result=manifest.result if manifest else None,
@@ -167,5 +169,9 @@ class ExportRun:
     async def _cancelled(self) -> None:
         async with unit_of_work(self._sessions) as session:
             await settle_export(
-                session, self._lease, ExportStatus.CANCELLED, reason=Reason.CANCELLED_BY_USER
+                session,
+                self._lease,
+                ExportStatus.CANCELLED,
+                self._context.retry_policy,
+                reason=Reason.CANCELLED_BY_USER,
             )

@@ -1,9 +1,9 @@
 """One job on this worker: claim → spawn → relay → settle."""
 
-import asyncio
 import contextlib
-import shutil
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import structlog
 from sqlalchemy import select
@@ -38,9 +38,9 @@ from worker.supervisor.process import ChildProcess
 from worker.supervisor.relay import has_more, read_events
 from worker.supervisor.stacks import dump_stacks
 from worker.supervisor.store_events import store_events
-from worker.supervisor.watch import Ending, until_stored, watch
-from worker.training.checkpoints import newest_complete, step_of
-from worker.training.run_dir import PAUSE, SPEC, SUITE, RunSpec
+from worker.supervisor.watch import Ending, patiently, until_stored, watch
+from worker.training.checkpoints import kept, newest_complete, step_of
+from worker.training.run_dir import PAUSE, SPEC, SUITE, ProducedFile, RunSpec
 
 log = structlog.get_logger()
 
@@ -69,7 +69,8 @@ async def run_next_job(context: WorkerContext) -> Claim:
         work = JobRun(context, sessions, lease)
         with contextlib.suppress(StaleLease):  # somebody else's by now: nothing may be written
             try:
-                await asyncio.to_thread(work.prepare, JobSpec.model_validate(job.spec), suite)
+                spec = JobSpec.model_validate(job.spec)
+                await patiently(context, work, lambda: work.prepare(spec, suite))
                 await until_stored(work.recover)
                 await work.run()
             except StaleLease:
@@ -94,7 +95,7 @@ class JobRun:
         earlier = [
             self._run.with_name(f"attempt-{number}") for number in range(1, self._lease.attempt)
         ]
-        self._run.mkdir(parents=True)
+        self._run.mkdir(parents=True, exist_ok=True)  # a second time when the store was away
         earlier = [path for path in earlier if path.is_dir()]
         # Chosen before `recover` reads their history, so all of it up to here is found there.
         checkpoint = newest_complete(earlier)
@@ -104,7 +105,7 @@ class JobRun:
             up_to_step=step_of(checkpoint) if checkpoint else 0,
         )
         (self._run / SPEC).write_text(run_spec.model_dump_json(indent=1))
-        shutil.copyfile(self._context.storage.path(suite.storage_key), self._run / SUITE)
+        self._context.storage.fetch(suite.storage_key, self._run / SUITE)
 
     async def recover(self) -> None:
         """Store what earlier attempts wrote and their worker could not store any longer.
@@ -136,6 +137,8 @@ class JobRun:
         try:
             ending = await watch(self._context, child, self)
             log.info("child.ended", ending=ending, returncode=child.returncode)
+            if ending in (Ending.EXITED, Ending.CANCELLED, Ending.STALLED):
+                await self._keep_checkpoints()
             if ending is Ending.STALLED:
                 await self._stalled(child)
             elif ending is Ending.STOPPING:
@@ -177,17 +180,33 @@ class JobRun:
         """Store that the attempt came to nothing, and what follows from the reason."""
         await until_stored(lambda: self._failed(outcome))
 
+    async def _keep_checkpoints(self) -> None:
+        """Store what this and earlier attempts have kept, however they ended."""
+        runs = [
+            self._run.with_name(f"attempt-{number}") for number in range(1, self._lease.attempt + 1)
+        ]
+        for run in runs:
+            files = kept(run)
+            if files:
+                await store_files(self._context, self._sessions, self, run, files)
+                await until_stored(partial(self._register, files))
+
+    async def _register(self, files: Sequence[ProducedFile]) -> None:
+        async with unit_of_work(self._sessions) as session:
+            job, _ = await fenced(session, self._lease)
+            await register_files(session, job.id, files)
+
     async def _settle(self, outcome: Outcome) -> None:
         manifest = outcome.manifest
         if manifest is None:
             await self.fail(outcome)
             return
-        await asyncio.to_thread(store_files, self._context.storage, self._run, manifest)
+        await store_files(self._context, self._sessions, self, self._run, manifest.files)
 
         async def store() -> None:
             async with unit_of_work(self._sessions) as session:
                 job, _ = await fenced(session, self._lease)
-                await register_files(session, job.id, manifest)
+                await register_files(session, job.id, manifest.files)
                 job.result = manifest.result
                 await end_attempt(session, job, AttemptOutcome.SUCCEEDED)
                 if job.status == JobStatus.CANCELLING:  # asked for while the last file was stored

@@ -10,6 +10,7 @@ import structlog
 
 from app.db.engine import DATABASE_AWAY
 from app.queue.claim import StaleLease
+from app.storage import StorageAway
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.process import ChildProcess
@@ -18,6 +19,7 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 10.0  # a database that takes longer is away
+STORE_AGAIN_SECONDS = 5.0
 T = TypeVar("T")
 
 
@@ -84,6 +86,37 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
             return Ending.EXITED
         if work.has_stalled():
             return Ending.STALLED
+
+
+async def patiently(context: WorkerContext, work: Watched, slow: Callable[[], T]) -> T:
+    """Move files in a thread with the lease kept, and again for as long as the store is away.
+
+    Raises:
+        StaleLease: The work is somebody else's by now.
+        StorageAway: The store is away, and the job is cancelled or the worker is told to stop.
+    """
+    while True:
+        moving = asyncio.create_task(asyncio.to_thread(slow))
+        status = None
+        while not moving.done():
+            await asyncio.wait([moving], timeout=POLL_SECONDS)
+            status = await _still_ours(work) or status
+        try:
+            return moving.result()
+        except StorageAway as error:
+            if context.stopping.is_set() or status is JobStatus.CANCELLING:
+                raise
+            log.warning("storage.away", error=str(error))
+            await asyncio.sleep(STORE_AGAIN_SECONDS)
+
+
+async def _still_ours(work: Watched) -> JobStatus | None:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await work.heartbeat()
+    except DATABASE_AWAY as error:
+        log.warning("database.unreachable", error=str(error).splitlines()[:1])
+        return None
 
 
 async def until_stored(write: Callable[[], Awaitable[T]]) -> T:

@@ -1,13 +1,21 @@
-"""Which checkpoint a run goes on from: the newest one that is complete."""
+"""Which checkpoint a run goes on from, and which ones its job keeps."""
 
 import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.training.run_dir import COMPLETE, write_whole
+from dressage.spec.artifact import ArtifactKind, checkpoint_name
+from worker.training.run_dir import COMPLETE, ProducedFile, RunDirectory, write_whole
 
 log = logging.getLogger(__name__)
+
+DESCRIPTION = "checkpoint-{step}.json"
+# What training goes on with, and a model does not need.
+NOT_OF_THE_MODEL = (
+    *("optimizer*", "scheduler*", "scaler*", "rng_state*", "trainer_state.json"),
+    *("training_args.bin", "echo_state.json", COMPLETE),
+)
 
 
 def mark_complete(checkpoint: Path) -> None:
@@ -38,6 +46,38 @@ def newest_complete(runs: Sequence[Path], *, up_to: int | None = None) -> Path |
             return path
         log.warning("checkpoint %s is incomplete and was passed over", path.name)
     return None
+
+
+def keep(run: RunDirectory, checkpoint: Path, kind: ArtifactKind, *, count: int) -> None:
+    """Put the model of a checkpoint among the run's files, and remove all but the newest ones."""
+    step = step_of(checkpoint)
+    file = run.pack(
+        checkpoint,
+        ArtifactKind.CHECKPOINT,
+        name=checkpoint_name(step),
+        top=str(kind),
+        without=NOT_OF_THE_MODEL,
+    )
+    described = run.artifacts / DESCRIPTION.format(step=step)
+    write_whole(described, lambda target: target.write(file.model_dump_json().encode()))
+    for old in sorted(_descriptions(run.path), key=step_of_file)[:-count]:
+        old.unlink()
+        old.with_suffix(".tar").unlink(missing_ok=True)
+
+
+def kept(run: Path) -> tuple[ProducedFile, ...]:
+    """The checkpoints among a run's files, however it ended."""
+    found = sorted(_descriptions(run), key=step_of_file)
+    return tuple(ProducedFile.model_validate_json(path.read_bytes()) for path in found)
+
+
+def step_of_file(path: Path) -> int:
+    """The step of a kept checkpoint."""
+    return step_of(path.with_suffix(""))
+
+
+def _descriptions(run: Path) -> Sequence[Path]:
+    return [*(run / "artifacts").glob(DESCRIPTION.format(step="*"))]
 
 
 def step_of(checkpoint: Path) -> int:

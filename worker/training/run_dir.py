@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -102,14 +103,31 @@ class RunDirectory:
         text = JSON_NUL.sub(r"\1\\ufffd", text)
         self._events.write(text.encode("utf-8", "replace") + b"\n")
 
-    def pack(self, folder: Path, kind: ArtifactKind) -> ProducedFile:
-        """Put a folder into `artifacts/` as one tar named after its kind."""
-        name = f"{kind}.tar"
+    def pack(
+        self,
+        folder: Path,
+        kind: ArtifactKind,
+        *,
+        name: str | None = None,
+        top: str | None = None,
+        without: Sequence[str] = (),
+    ) -> ProducedFile:
+        """Put a folder into `artifacts/` as one tar.
+
+        Args:
+            folder: What goes in.
+            kind: Of the file.
+            name: Of the file; after its kind unless given.
+            top: The folder in the tar; the kind unless given.
+            without: Patterns of names that stay out.
+        """
+        name = name or f"{kind}.tar"
 
         def write(target: BinaryIO) -> None:
             with tarfile.open(fileobj=target, mode="w") as archive:
                 for file in sorted(folder.rglob("*")):
-                    archive.add(file, arcname=f"{kind}/{file.relative_to(folder)}")
+                    if not any(fnmatch(file.name, pattern) for pattern in without):
+                        archive.add(file, f"{top or kind}/{file.relative_to(folder)}", False)
 
         write_whole(self.artifacts / name, write)
         return self.describe(name, kind)

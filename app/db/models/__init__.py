@@ -7,8 +7,9 @@ from app.db.models.event import EventRow
 from app.db.models.export import ExportRow
 from app.db.models.job import JobRow
 from app.db.models.key import KeyRow
+from app.db.models.loose_object import LooseObjectRow
 from app.db.models.rollout import RolloutRow
-from app.db.models.suite import SuiteRow
+from app.db.models.suite import SuiteNameRow, SuiteRow
 from app.db.models.sweep import SweepRow
 from app.db.models.team import TeamRow
 from app.db.models.webhook import DeliveryRow, WebhookRow
@@ -23,7 +24,9 @@ __all__ = [
     "ExportRow",
     "JobRow",
     "KeyRow",
+    "LooseObjectRow",
     "RolloutRow",
+    "SuiteNameRow",
     "SuiteRow",
     "SweepRow",
     "TeamRow",

@@ -15,5 +15,5 @@ class ArtifactRow(Base):
     kind: Mapped[str]
     name: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
-    sha256: Mapped[str]
+    sha256: Mapped[str] = mapped_column(index=True)
     created_at: Mapped[CreatedAt]

@@ -25,6 +25,7 @@ class ExportRow(Base):
     message: Mapped[str | None]
     result: Mapped[dict[str, Any] | None]
     attempts: Mapped[int] = mapped_column(default=0)
+    not_before: Mapped[Timestamp | None]
     lease_token: Mapped[str | None]
     heartbeats: Mapped[int] = mapped_column(default=0)
     relayed: Mapped[int] = mapped_column(BigInteger, default=0)

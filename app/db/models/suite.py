@@ -6,6 +6,16 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.db.base import Arrival, Base, CreatedAt
 
 
+class SuiteNameRow(Base):
+    """How many versions a name has had: a number is never given twice, also after a deletion."""
+
+    __tablename__ = "suite_names"
+
+    team: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    versions: Mapped[int] = mapped_column(default=0)
+
+
 class SuiteRow(Base):
     """One immutable version of a suite; its content lies in the artifact store."""
 
@@ -21,7 +31,7 @@ class SuiteRow(Base):
     name: Mapped[str]
     version: Mapped[int]
     content_hash: Mapped[str]
-    storage_key: Mapped[str]
+    storage_key: Mapped[str] = mapped_column(index=True)
     case_count: Mapped[int]
     size: Mapped[int] = mapped_column(BigInteger, default=0)
     # JSON, not JSONB: the order of keys is part of what a chat template renders.

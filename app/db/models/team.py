@@ -16,4 +16,5 @@ class TeamRow(Base):
     gpu_seconds_per_day: Mapped[float | None]
     gpu_seconds_per_month: Mapped[float | None]
     max_storage_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    keep_files_days: Mapped[float | None]
     created_at: Mapped[CreatedAt]

@@ -1,23 +1,50 @@
-"""`python -m worker.training.export DIR`: one export, without any server."""
+"""`python -m worker.training.export DIR`: one export, without any server.
 
+The map: unpack → merge → pack, or convert → run → register; each stage compared with what was
+trained. An adapter alone is converted as it is, and a question is answered.
+"""
+
+import hashlib
 import sys
 from pathlib import Path
+from typing import Any
 
 from dressage.archive import unpack_tar
 from dressage.authoring.suite import Suite
 from dressage.spec.artifact import ArtifactKind
-from dressage.spec.export import GgufAdapterExport, MergedExport, export_name
+from dressage.spec.export import (
+    GgufAdapterExport,
+    GgufExport,
+    MergedExport,
+    OllamaExport,
+    export_file,
+    export_name,
+    file_quantization,
+)
 from dressage.spec.status import Reason
+from worker.training.export.agent import TrainedAgent, trained_agent
+from worker.training.export.gguf import GgufModel, check_answers, convert, convert_adapter
+from worker.training.export.merge import merge
+from worker.training.export.register import ready_server, register, stop_at_problems
 from worker.training.export.spec import ExportRunSpec, Question
 from worker.training.failures import RunFailure
 from worker.training.process import run_process
-from worker.training.run_dir import INPUT, SPEC, SUITE, Manifest, RunDirectory
+from worker.training.run_dir import (
+    INPUT,
+    SPEC,
+    SUITE,
+    FailureFile,
+    Manifest,
+    ProducedFile,
+    RunDirectory,
+)
 
 
 def run_export(run: RunDirectory) -> None:
-    """Merge if need be, convert and register if asked; or answer."""
+    """Make the file that is asked for, or answer the question."""
     spec = ExportRunSpec.model_validate_json((run.path / SPEC).read_bytes())
     unpack_tar(run.path / INPUT, run.path)
+    (run.path / INPUT).unlink()  # a model's size
     trained = run.path / spec.trained
     suite = Suite.from_path(run.path / SUITE)
     export = spec.export
@@ -26,31 +53,107 @@ def run_export(run: RunDirectory) -> None:
 
         said = answer(spec.job, export.request, trained, spec.trained, suite)
         run.finish(Manifest(files=(), result=said.model_dump(mode="json")))
-        return
-    if isinstance(export, GgufAdapterExport):
-        from worker.training.export.gguf import convert_adapter
-
-        if spec.trained is not ArtifactKind.ADAPTER:
-            raise RunFailure(Reason.CONVERSION_FAILED, "the job has trained no adapter")
-        name = f"adapter-{export.quantization}.gguf"
-        convert_adapter(trained, spec.job.agent.model, run.artifacts / name, export.quantization)
-        file = run.describe(name, ArtifactKind.GGUF_ADAPTER)
+    elif isinstance(export, GgufAdapterExport):
+        file = _adapter_file(run, spec, export, trained)
+        run.finish(Manifest(files=(file,), result={"export": export_name(export)}))
     else:
-        from worker.training.export.merge import merge
+        # Asked first: a server that cannot take the model is known before the work for it.
+        server = ready_server(spec, export) if isinstance(export, OllamaExport) else None
+        with trained_agent(run, spec, trained, suite) as agent:
+            if isinstance(export, MergedExport):
+                model, result = _whole_model(run, spec, agent)
+                file = run.pack(model, ArtifactKind.MERGED, name=export_file(export))
+                run.finish(Manifest(files=(file,), result={**result, **agent.result()}))
+            elif isinstance(export, GgufExport):
+                file, result = _model_file(run, spec, export, agent)
+                run.finish(Manifest(files=(file,), result={**result, **agent.result()}))
+            else:
+                assert server
+                run.finish(_registered(run, spec, export, server, agent))
 
-        model = trained
-        if spec.trained is ArtifactKind.ADAPTER:
-            model = run.path / "merged"
-            probe = suite.cases[0].conversation(spec.job.agent.instructions)[-1]["content"]
-            merge(trained, spec.job.agent.model, model, probe=str(probe))
-        if isinstance(export, MergedExport):
-            file = run.pack(model, ArtifactKind.MERGED)
-        else:
-            from worker.training.export.serve import serve
 
-            run.finish(serve(run, spec, export, trained, model, suite))
-            return
-    run.finish(Manifest(files=(file,), result={"export": export_name(export)}))
+def _registered(
+    run: RunDirectory, spec: ExportRunSpec, export: OllamaExport, server: Any, agent: TrainedAgent
+) -> Manifest:
+    """The file is kept also when it could not be registered."""
+    result: dict[str, Any] = {}
+    if export.base:
+        file = _adapter_file(run, spec, export, agent.trained)
+    else:
+        file, result = _model_file(run, spec, export, agent)
+    failure = None
+    try:
+        stop_at_problems(export, agent)
+        path = run.artifacts / file.name
+        result["ollama"] = register(run, spec, export, server, path, agent)
+    except RunFailure as failed:
+        failure = FailureFile(reason=failed.reason, message=failed.message)
+    return Manifest(files=(file,), result={**result, **agent.result()}, failure=failure)
+
+
+def _model_file(
+    run: RunDirectory, spec: ExportRunSpec, export: GgufExport | OllamaExport, agent: TrainedAgent
+) -> tuple[ProducedFile, dict[str, Any]]:
+    """A whole model as GGUF, that runs and was compared."""
+    model, result = _whole_model(run, spec, agent)
+    name = export_file(export)
+    path = run.artifacts / name
+    quantization = file_quantization(export)
+    convert(model, path, quantization, _metadata(spec))
+    for messages in agent.probes():
+        check_answers(path, messages, agent.tools, agent.context)
+    if agent.is_compared:
+        gguf = GgufModel(path, context_length=agent.context)
+        limit = spec.job.training.max_completion_length
+        agent.compare(
+            f"gguf-{quantization}",
+            lambda messages, tools: gguf.respond(messages, tools, max_tokens=limit),
+            gguf.next_token,
+        )
+    return run.describe(name, ArtifactKind.GGUF), result
+
+
+def _whole_model(
+    run: RunDirectory, spec: ExportRunSpec, agent: TrainedAgent
+) -> tuple[Path, dict[str, Any]]:
+    """The trained model without an adapter, and how it came about."""
+    if spec.trained is not ArtifactKind.ADAPTER:
+        return agent.trained, {}
+    merged = run.path / "merged"
+    report = merge(
+        agent.trained,
+        spec.job.agent.model,
+        merged,
+        [str(messages[-1]["content"]) for messages in agent.probes()],
+        trained_in_4bit=spec.job.training.load_in_4bit,
+    )
+    agent.compare_model("merged", merged)
+    return merged, {"merge": report.model_dump(mode="json")}
+
+
+def _adapter_file(
+    run: RunDirectory,
+    spec: ExportRunSpec,
+    export: GgufAdapterExport | OllamaExport,
+    trained: Path,
+) -> ProducedFile:
+    if spec.trained is not ArtifactKind.ADAPTER:
+        raise RunFailure(Reason.CONVERSION_FAILED, "the job has trained no adapter")
+    name = export_file(export)
+    out = run.artifacts / name
+    convert_adapter(trained, spec.job.agent.model, out, file_quantization(export))
+    return run.describe(name, ArtifactKind.GGUF_ADAPTER)
+
+
+def _metadata(spec: ExportRunSpec) -> dict[str, str]:
+    checkpoint = spec.export.checkpoint
+    return {
+        "job": spec.job_id,
+        "suite": spec.job.suite,
+        "base_model": spec.job.agent.model,
+        "spec_sha256": hashlib.sha256(spec.job.model_dump_json().encode()).hexdigest(),
+        **({"checkpoint_step": str(checkpoint)} if checkpoint else {}),
+    }
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import json
 import logging
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +13,7 @@ from typing import Any
 from dressage.spec.export import CONVERTED, K_QUANTS
 from dressage.spec.status import Reason
 from worker.training.export.answers import ServedAnswer, with_object_arguments
+from worker.training.export.disk import require_room
 from worker.training.export.programs import converter_path, quantize_path
 from worker.training.failures import RunFailure
 
@@ -20,12 +21,37 @@ log = logging.getLogger(__name__)
 
 LISTED_TOKENS = 40  # of the distribution that is compared
 ENTRY = Path(__file__).with_name("convert_entry.py")
-SENTENCES = {
-    "BPE pre-tokenizer was not recognized": "llama.cpp does not know the pre-tokenizer of this "
-    "model: it recognises published tokenizers only, not retrained ones",
-    "Model architecture": "llama.cpp does not support this model's architecture",
-    "not supported": "llama.cpp does not support this model",
-}
+SENTENCES = (
+    (
+        r"BPE pre-tokenizer was not recognized",
+        "llama.cpp does not know the pre-tokenizer of this model: it recognises published "
+        "tokenizers only, not retrained ones",
+    ),
+    (
+        r"< vocab_size",
+        "the tokenizer has more tokens than the model has embeddings: tokens were added to it, and "
+        "the model was not resized",
+    ),
+    (
+        r"(?:Model|Architecture) '?(\w+)'? (?:is )?not supported",
+        r"llama.cpp does not support the architecture \1",
+    ),
+    (
+        r"Can not map tensor '([^']+)'",
+        r"the model has a weight that its architecture has not in llama.cpp: \1",
+    ),
+    (
+        r"lm_head is present in adapter",
+        "the adapter changes the output layer, which this base shares with its embeddings: "
+        "llama.cpp cannot express that; export gguf",
+    ),
+    (
+        r"Quant(?:\w+ )?method is not yet supported: '?(\w+)",
+        r"the base's weights are stored as \1, which llama.cpp's converter cannot read; use the "
+        "model as it was published",
+    ),
+    (r"Missing or incomplete model files", "files of the model are missing or cut off"),
+)
 
 
 def convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, str]) -> None:
@@ -41,13 +67,7 @@ def convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, st
         RunFailure: The converter refuses the model; its last lines become a sentence.
     """
     size = sum(file.stat().st_size for file in model.glob("*.safetensors"))
-    free = shutil.disk_usage(out.parent).free
-    needed = size * (3 if quantization in K_QUANTS else 2)
-    if free < needed:
-        raise RunFailure(
-            Reason.DISK_FULL,
-            f"the conversion needs up to {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
-        )
+    require_room(out.parent, size * (3 if quantization in K_QUANTS else 2), "the conversion")
     if quantization in CONVERTED:
         _convert(model, out, quantization, metadata)
         return
@@ -125,14 +145,17 @@ def _sentence(output: str) -> str:
     lines = [line for line in output.splitlines() if line.strip()]
     tail = "\n".join(lines[-20:])
     log.warning("converter output:\n%s", tail)
-    known = next((text for mark, text in SENTENCES.items() if mark in tail), None)
-    return known or f"llama.cpp's converter failed: {lines[-1:]}"
+    for pattern, sentence in SENTENCES:
+        found = re.search(pattern, tail)
+        if found:
+            return found.expand(sentence)
+    return f"llama.cpp's converter failed: {lines[-1] if lines else 'it said nothing'}"
 
 
 class GgufModel:
     """A GGUF file loaded by llama.cpp, answering chats as a server would."""
 
-    def __init__(self, path: Path, *, context_length: int) -> None:
+    def __init__(self, path: Path, *, context_length: int, adapter: Path | None = None) -> None:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
@@ -140,6 +163,8 @@ class GgufModel:
         parameters.n_ctx = context_length
         parameters.use_jinja = True
         parameters.verbosity = -1
+        if adapter:
+            parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
         self._server = xllamacpp.Server(parameters)
 
     def chat(
@@ -186,12 +211,15 @@ class GgufModel:
 
     def next_token(self, prefix: list[int]) -> dict[int, float]:
         """Log-probabilities of the likeliest next tokens, by token id."""
+        listed = self.complete(prefix, LISTED_TOKENS)["choices"][0]["logprobs"]["content"][0]
+        return {int(entry["id"]): float(entry["logprob"]) for entry in listed["top_logprobs"]}
+
+    def complete(self, prompt: list[int] | str, listed: int) -> dict[str, Any]:
+        """llama.cpp's answer to a prompt of tokens or text: one token, and the likeliest ones."""
         answer = self._server.handle_completions(
-            {"prompt": prefix, "max_tokens": 1, "temperature": 0.0, "logprobs": LISTED_TOKENS}
+            {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": listed}
         )
-        answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
-        listed = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
-        return {int(entry["id"]): float(entry["logprob"]) for entry in listed}
+        return dict(json.loads(answer) if isinstance(answer, str | bytes) else answer)
 
     def _complete(
         self,

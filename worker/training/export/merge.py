@@ -1,57 +1,384 @@
-"""Merge an adapter into its base, and check that the result is what was trained."""
+"""Merge an adapter into its base, one tensor at a time, and check that it is what was trained."""
 
+import copy
 import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
-from transformers import AutoConfig, AutoTokenizer
+from accelerate import cpu_offload, init_empty_weights
+from accelerate.hooks import remove_hook_from_submodules
+from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
+from torch.nn import Parameter
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from dressage.spec.merge import MergeReport
 from dressage.spec.status import Reason
+from worker.training.export.disk import require_room
+from worker.training.export.weights import Computed, StoredWeights, save_sharded, weights_of
 from worker.training.failures import RunFailure
 from worker.training.update.model import load_model
 
 log = logging.getLogger(__name__)
 
-TOLERANCE = 1e-3  # of logits in float32; merging only reorders a sum
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+PLAIN = (".lora_A.weight", ".lora_B.weight")  # no DoRA, no biases, no embeddings
+WRAPPED = "base_model.model."  # what PEFT puts before the names of the base's layers
+# Largest differences of logits. Merging only reorders a sum; storing rounds every weight.
+MERGE_TOLERANCE = 1e-3
+STORED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
 
-def merge(adapter: Path, base: str, out: Path, probe: str) -> None:
+def merge(
+    adapter: Path, base: str, out: Path, probes: Sequence[str], *, trained_in_4bit: bool
+) -> MergeReport:
     """Write base + adapter as one model, with the adapter's tokenizer and chat template.
 
-    The sum is made in float32 and stored in the base's own type.
+    The sum is made in float32 by PEFT, layer by layer, and stored in the base's own type. The
+    check needs no more memory: each forward pass reads a layer's weights when it comes to it.
+
+    Args:
+        adapter: A PEFT directory with one adapter.
+        base: A directory, or a name of the hub.
+        out: The directory to make.
+        probes: Texts whose logits are compared.
+        trained_in_4bit: For the report.
 
     Raises:
         RunFailure: The merged model does not compute what base and adapter compute together, or
-            the adapter changes nothing.
+            the adapter changes nothing, or it cannot be merged.
     """
-    model = load_model(base, dtype="float32", use_cpu=True)
-    tokenizer = AutoTokenizer.from_pretrained(adapter)
-    ids = tokenizer(probe, return_tensors="pt")["input_ids"]
-    before = _logits(model, ids)
-    with_adapter = PeftModel.from_pretrained(model, adapter)
-    expected = _logits(with_adapter, ids)
-    merged = with_adapter.merge_and_unload()
-    got = _logits(merged, ids)
-    gap = (got - expected).abs().max().item()
-    if gap > TOLERANCE:
+    require_one_adapter(adapter)
+    config = AutoConfig.from_pretrained(base)
+    if getattr(config, "quantization_config", None):
         raise RunFailure(
             Reason.CONVERSION_FAILED,
-            f"the merged model's logits differ by {gap:.2g} from base and adapter together",
+            f"the weights of {base!r} are stored quantized, and an adapter can only be merged into "
+            "whole ones; train on the model as it was published, with load_in_4bit",
         )
-    if torch.equal(before, expected):
+    tokenizer = AutoTokenizer.from_pretrained(adapter)
+    prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in probes]
+    stored = weights_of(base)
+    parts = _parts(adapter, config, stored)
+    if parts is None:
+        report = _merge_whole(adapter, base, out, prompts, config)
+    else:
+        require_room(out.parent, parts.base.size, "the merge")
+        report = _merge_streamed(parts, out, prompts)
+    tokenizer.save_pretrained(out)
+    _save_generation_config(base, out)
+    log.info(
+        "merged; logits agree within %.1e, and %.1e as stored", report.merge_gap, report.stored_gap
+    )
+    return report.model_copy(update={"trained_in_4bit": trained_in_4bit})
+
+
+def require_one_adapter(folder: Path) -> None:
+    """Check that there is no choice to make.
+
+    Raises:
+        RunFailure: There is none, or several.
+    """
+    found = sorted(path.parent for path in folder.rglob("adapter_config.json"))
+    if found == [folder]:
+        return
+    names = ", ".join(path.name if path != folder else "default" for path in found) or "none"
+    raise RunFailure(
+        Reason.CONVERSION_FAILED, f"a merge takes one adapter, and there are several: {names}"
+    )
+
+
+@dataclass
+class Parts:
+    """A base and an adapter whose names fit together.
+
+    Attributes:
+        config: Of the merged model.
+        model: Base with adapter; the base's weights are on no device.
+        layers: Layers with an adapter, by the name of their weight.
+        base: The base's weights.
+        instead: Whole weights that the adapter brings: a resized vocabulary, modules to save.
+        shared: Names without weights of their own, and whose they use.
+        dtype: Of the weights that are written.
+    """
+
+    config: Any
+    model: PeftModel
+    layers: dict[str, BaseTunerLayer]
+    base: StoredWeights
+    instead: dict[str, torch.Tensor]
+    shared: dict[str, str]
+    dtype: torch.dtype
+
+    @property
+    def names(self) -> list[str]:
+        """Of all weights of the merged model, in the order of the base."""
+        own = [*self.base, *(name for name in self.instead if name not in self.base)]
+        return [*own, *(name for name in self.shared if name not in own)]
+
+    def original(self, name: str) -> torch.Tensor:
+        """A weight of the base, in float32."""
+        if name in self.instead:
+            return self.instead[name].float()
+        if name not in self.base:
+            return self.original(self.shared[name])
+        return self.base[name].float()
+
+    def merged(self, name: str) -> torch.Tensor:
+        """A weight of the merged model, in float32, by PEFT's own merge of its layer."""
+        weight = self.original(name)
+        layer = self.layers.get(name)
+        if layer is None:
+            return weight
+        module = layer.get_base_layer()
+        hollow = module.weight
+        module.weight = Parameter(weight.clone(), requires_grad=False)
+        layer.merge(safe_merge=True)
+        result = module.weight.data
+        layer.merged_adapters.clear()
+        module.weight = hollow
+        return result
+
+
+def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | None:
+    """None: it is not a matter of one weight after the other."""
+    if stored is None or PeftConfig.from_pretrained(adapter).modules_to_save:
+        return None
+    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
+        names = set(tensors.keys())
+        whole = {
+            name.removeprefix(WRAPPED): tensors.get_tensor(name)
+            for name in names
+            if ".lora_" not in name
+        }
+    if not all(name.endswith(PLAIN) for name in names if ".lora_" in name):
+        return None
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    for name, tensor in whole.items():
+        if name.endswith("embed_tokens.weight"):
+            text.vocab_size = tensor.shape[0]  # tokens were added, or padding was taken away
+    with init_empty_weights():
+        hollow = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    names = set(hollow.state_dict())
+    shared = dict(hollow._tied_weights_keys or {}) if text.tie_word_embeddings else {}
+    if names - set(shared) - set(stored) - set(whole):
+        return None
+    model = PeftModel.from_pretrained(hollow, adapter, low_cpu_mem_usage=True).eval()
+    # PEFT has moved the adapter to where the base is, which is nowhere.
+    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
+        own = {
+            name: tensors.get_tensor(name.replace(".default", "")).float()
+            for name, _ in model.named_parameters()
+            if ".lora_" in name
+        }
+    model.load_state_dict(own, strict=False, assign=True)
+    layers = {
+        f"{name.removeprefix(WRAPPED)}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, BaseTunerLayer)
+    }
+    if set(layers) - names or set(whole) - names:
+        return None
+    instead = whole
+    return Parts(config, model, layers, stored, instead, shared, _widest(stored))
+
+
+def _merge_streamed(parts: Parts, out: Path, prompts: list[torch.Tensor]) -> MergeReport:
+    merged = Computed(parts.names, parts.merged)
+    untied = [
+        name
+        for name, source in parts.shared.items()
+        if {name, source} & {*parts.layers, *parts.instead}
+        and not torch.equal(merged[name], merged[source])
+    ]
+    names = [n for n in parts.names if n not in parts.shared or n in untied or n in parts.base]
+    with_adapter = _logits_of(parts.model, _wrapped(parts), prompts)
+    with parts.model.disable_adapter():
+        without = _logits_of(parts.model, _wrapped(parts), prompts)
+    if untied:
+        _set_tied(parts.config, False)
+    alone = _hollow(parts.config)
+    gap = _gap(_logits_of(alone, merged, prompts), with_adapter)
+    _check(gap, MERGE_TOLERANCE, "the merged model")
+    rounded = Computed(names, lambda name: parts.merged(name).to(_dtype_of(parts, name)))
+    save_sharded(rounded, out)
+    parts.config.dtype = parts.dtype
+    parts.config.save_pretrained(out)
+    written = weights_of(str(out))
+    assert written
+    sources = parts.shared if not untied else {}
+    read = Computed(
+        parts.names,
+        lambda name: written[name if name in written else sources[name]].float(),
+    )
+    stored = _logits_of(_hollow(parts.config), read, prompts)
+    return _report(parts.dtype, with_adapter, without, gap, stored, untied, streamed=True)
+
+
+def _merge_whole(
+    adapter: Path, base: str, out: Path, prompts: list[torch.Tensor], config: Any
+) -> MergeReport:
+    """For what is not a matter of one weight after the other: all in memory, in float32."""
+    log.warning("this adapter and the files of %s do not fit by name: merged in memory", base)
+    model = load_model(base, dtype="float32", use_cpu=True).eval()
+    without = [_logits(model, ids) for ids in prompts]
+    tied = _untie(model)
+    with_adapter = PeftModel.from_pretrained(model, adapter).eval()
+    expected = [_logits(with_adapter, ids) for ids in prompts]
+    merged = with_adapter.merge_and_unload()
+    gap = _gap([_logits(merged, ids) for ids in prompts], expected)
+    _check(gap, MERGE_TOLERANCE, "the merged model")
+    untied = [] if _tied_again(merged, tied) else [*tied]
+    dtype = config.dtype if config.dtype in STORED_TOLERANCE else torch.float32
+    merged.to(dtype).save_pretrained(out)
+    written = load_model(str(out), dtype="float32", use_cpu=True).eval()
+    stored = [_logits(written, ids) for ids in prompts]
+    return _report(dtype, expected, without, gap, stored, untied, streamed=False)
+
+
+def _untie(model: Any) -> dict[str, str]:
+    """Give the output layer weights of its own: merged, they may no longer be the input's."""
+    if not model.config.get_text_config().tie_word_embeddings:
+        return {}
+    tied = dict(model.all_tied_weights_keys)
+    model.get_output_embeddings().weight = Parameter(
+        model.get_output_embeddings().weight.detach().clone()
+    )
+    _set_tied(model.config, False)
+    model.all_tied_weights_keys = {}
+    return tied
+
+
+def _tied_again(model: Any, tied: dict[str, str]) -> bool:
+    """Share the weights as before, if the adapter has left them equal."""
+    output, source = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    if not tied or not torch.equal(output, source):
+        return False
+    _set_tied(model.config, True)
+    model.all_tied_weights_keys = tied
+    model.tie_weights()
+    return True
+
+
+def _set_tied(config: Any, tied: bool) -> None:
+    config.tie_word_embeddings = config.get_text_config().tie_word_embeddings = tied
+
+
+def _report(
+    dtype: torch.dtype,
+    expected: list[torch.Tensor],
+    without: list[torch.Tensor],
+    gap: float,
+    stored: list[torch.Tensor],
+    untied: list[str],
+    *,
+    streamed: bool,
+) -> MergeReport:
+    effect, stored_gap = _gap(expected, without), _gap(stored, expected)
+    tolerance = STORED_TOLERANCE[dtype]
+    if effect == 0:
         raise RunFailure(
             Reason.CONVERSION_FAILED,
             "the adapter changes nothing: its weights do not apply to this base model",
         )
-    log.info("merged; logits agree within %.1e", gap)
-    stored = getattr(AutoConfig.from_pretrained(base), "dtype", None) or torch.float32
-    merged.to(stored).save_pretrained(out)
-    tokenizer.save_pretrained(out)
+    _check(stored_gap, tolerance, f"the merged model, stored as {dtype},")
+    if stored_gap >= effect:
+        raise RunFailure(
+            Reason.CONVERSION_FAILED,
+            f"the adapter changes less than {dtype}, the type of the base's weights, can express: "
+            f"logits by {effect:.1e}, and rounding by {stored_gap:.1e}; export gguf_adapter, or "
+            "serve base and adapter",
+        )
+    if stored_gap > effect / 2:
+        log.warning(
+            "stored as %s, the merged model is %.1e from what was trained, and training moved the "
+            "base by %.1e only: much of it is rounded away; serve base and adapter instead",
+            dtype,
+            stored_gap,
+            effect,
+        )
+    return MergeReport(
+        dtype=str(dtype).removeprefix("torch."),
+        adapter_effect=effect,
+        merge_gap=gap,
+        stored_gap=stored_gap,
+        stored_tolerance=tolerance,
+        streamed=streamed,
+        trained_in_4bit=False,
+        untied=tuple(untied),
+    )
+
+
+def _check(gap: float, tolerance: float, what: str) -> None:
+    if not gap <= tolerance:
+        raise RunFailure(
+            Reason.CONVERSION_FAILED,
+            f"{what} has logits that differ by {gap:.2g} from base and adapter together; "
+            f"{tolerance:g} is allowed",
+        )
+
+
+def _wrapped(parts: Parts) -> Mapping[str, torch.Tensor]:
+    """The weights of base with adapter under PEFT's names."""
+    own = {
+        name: tensor.detach().clone()
+        for name, tensor in parts.model.named_parameters()
+        if tensor.device.type != "meta"
+    }
+
+    def find(name: str) -> torch.Tensor:
+        if name in own:
+            return own[name]
+        plain = name.removeprefix(WRAPPED).replace(".base_layer.", ".")
+        return parts.original(plain)
+
+    return Computed([*parts.model.state_dict()], find)
+
+
+def _hollow(config: Any) -> Any:
+    with init_empty_weights():
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _logits_of(
+    model: Any, weights: Mapping[str, torch.Tensor], prompts: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Logits of a model whose weights are read as the forward pass comes to them."""
+    model.eval()
+    cpu_offload(model, execution_device=torch.device("cpu"), state_dict=weights)
+    try:
+        return [_logits(model, ids) for ids in prompts]
+    finally:
+        remove_hook_from_submodules(model)
 
 
 @torch.no_grad()
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    model.eval()
-    return model(input_ids=ids).logits.float()
+    return model(input_ids=ids, use_cache=False).logits.float()
+
+
+def _gap(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+
+
+def _widest(stored: StoredWeights) -> torch.dtype:
+    """The type of the base's biggest weight, whatever its configuration says."""
+    return stored.dtype(max(stored, key=stored.count))
+
+
+def _dtype_of(parts: Parts, name: str) -> torch.dtype:
+    """A weight keeps its type, also where it is not that of most others (norms in float32)."""
+    name = name if name in parts.base else parts.shared.get(name, name)
+    return parts.base.dtype(name) if name in parts.base else parts.dtype
+
+
+def _save_generation_config(base: str, out: Path) -> None:
+    try:
+        GenerationConfig.from_pretrained(base).save_pretrained(out)
+    except OSError:  # a model need not have one
+        log.info("%s has no generation config", base)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,24 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS, SILENT_SECONDS = 10.0, 600.0  # a server may load a model before it says a word
 CHUNK = 1 << 20
+LISTED = 20  # the most that Ollama gives
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a server says of a model; None: it does not say."""
+
+    architecture: str | None
+    layers: int | None
+    width: int | None
+
+
+@dataclass(frozen=True)
+class NextText:
+    """Log-probabilities by text, and how many tokens the server has made of the prompt."""
+
+    prompt_tokens: int | None
+    likeliest: dict[str, float]
 
 
 class Ollama:
@@ -72,6 +91,39 @@ class Ollama:
     def capabilities(self, name: str) -> list[str]:
         """What a model can do: `completion`, `tools` and others."""
         return list(self._json("POST", "/api/show", json={"model": name}).get("capabilities") or [])
+
+    def shape(self, name: str) -> ModelShape:
+        """Architecture and size of a model, as it says itself."""
+        told = self._json("POST", "/api/show", json={"model": name}).get("model_info") or {}
+        architecture = told.get("general.architecture")
+        return ModelShape(
+            architecture=architecture,
+            layers=told.get(f"{architecture}.block_count"),
+            width=told.get(f"{architecture}.embedding_length"),
+        )
+
+    def next_text(self, name: str, prompt: str) -> NextText | None:
+        """The likeliest texts of the next token after a prompt, sent as it is.
+
+        None: the server does not give them, as for the end of a turn.
+        """
+        request = {
+            "model": name,
+            "prompt": prompt,
+            "raw": True,
+            "stream": False,
+            "logprobs": True,
+            "top_logprobs": LISTED,
+            "options": {"num_predict": 1, "temperature": 0.0},
+        }
+        answer = self._json("POST", "/api/generate", json=request)
+        if not answer.get("logprobs"):
+            return None
+        listed = answer["logprobs"][0].get("top_logprobs") or []
+        return NextText(
+            prompt_tokens=answer.get("prompt_eval_count"),
+            likeliest={str(entry["token"]): float(entry["logprob"]) for entry in listed},
+        )
 
     def delete(self, name: str) -> None:
         """Remove a model, if it is there."""

@@ -14,6 +14,7 @@ from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem, ParityReport
 from dressage.spec.suite import Case
 from worker.training.evaluate import paired_gain
+from worker.training.export.answers import ServedAnswer
 from worker.training.export.served import Chat, Served, ServedEngine, agent_template
 from worker.training.rewards.weighted import Scored, Scorer
 from worker.training.rollout.engine import AgentParts, EpisodeLimits
@@ -26,15 +27,17 @@ RUNS_ON = 0.2  # of the first turns, more than in training
 TOKENS = 8  # of each answer whose distributions are compared
 LIKELIEST = 40  # tokens of a distribution that are kept
 NEARER = 0.5  # of the distance to the base: a quantized model lies near the trained one
+KNOWN = 0.5  # of the distributions, else what is known says too little
 MEASURABLE = 1e-4  # nats between base and trained model, below which neither is nearer
 
 # Log-probabilities of the likeliest next tokens after some token ids, by token id.
-NextToken = Callable[[list[int]], dict[int, float]]
+# None: the server does not say, or it has read the tokens as others.
+NextToken = Callable[[list[int]], dict[int, float] | None]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The trained model as the trainer plays it, and the base below it."""
+    """What the trained model said as the trainer plays it, and the base below it."""
 
     episodes: list[Episode]
     scored: list[Scored]
@@ -49,7 +52,7 @@ class ParityCheck:
     def __init__(
         self, job: JobSpec, model: Any, tokenizer: Any, pool: WorkerPool, cases: Sequence[Case]
     ) -> None:
-        self._job, self._model, self._cases = job, model, list(cases)
+        self._cases, self._tokenizer = list(cases), tokenizer
         self._tools = job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
         self._ends = end_ids(job.agent.model, tokenizer)
         template = agent_template(job.agent, tokenizer, self._tools)
@@ -67,8 +70,19 @@ class ParityCheck:
             ),
         )
         self._scorer = Scorer(job.rewards, pool, timeout=training.tool_timeout)
-        self._generate = TransformersGenerator(model, template.tokenizer, Sampling(0.0))
-        self._reference: Reference | None = None
+        self._reference = self._play_reference(model)  # only its answers are kept
+
+    def report_model(self, served: str, model: Any) -> ParityReport:
+        """Compare another model of this process: the merged one."""
+        episodes = self._play(model)
+        played = [
+            Served(
+                episode,
+                ServedAnswer({}, len(episode.prompt_ids), cut_off=episode.truncated),
+            )
+            for episode in episodes
+        ]
+        return self._compare(served, played, lambda prefix: _next_token(model, prefix))
 
     def report(self, served: str, chat: Chat, next_token: NextToken | None = None) -> ParityReport:
         """Compare one thing that is served with the trained model.
@@ -78,8 +92,13 @@ class ParityCheck:
             chat: Answers a conversation.
             next_token: Its distributions, if it gives them.
         """
-        reference = self._reference = self._reference or self._play_reference()
         played = self._engine.play_served(self._cases, chat, self._tools)
+        return self._compare(served, played, next_token)
+
+    def _compare(
+        self, served: str, played: Sequence[Served], next_token: NextToken | None
+    ) -> ParityReport:
+        reference = self._reference
         scored = self._scorer.score([one.episode for one in played])
         gain = paired_gain(_passed(reference.scored), _passed(scored))
         counted = [
@@ -113,10 +132,13 @@ class ParityCheck:
             **distances,
         )
 
-    def _play_reference(self) -> Reference:
-        episodes = self._engine.play(
-            [(case, 0) for case in self._cases], self._generate, self._ends, 0
-        )
+    def _play(self, model: Any) -> list[Episode]:
+        """Greedily, as the trainer plays."""
+        generate = TransformersGenerator(model, self._tokenizer, Sampling(0.0))
+        return self._engine.play([(case, 0) for case in self._cases], generate, self._ends, 0)
+
+    def _play_reference(self, model: Any) -> Reference:
+        episodes = self._play(model)
         scored = self._scorer.score(episodes)
         prefixes = [
             episode.prompt_ids + episode.completion_ids[:length]
@@ -124,25 +146,31 @@ class ParityCheck:
             for length in range(min(TOKENS, len(episode.completion_ids)))
         ]
         base = None
-        if isinstance(self._model, PeftModel):
-            with self._model.disable_adapter():
-                base = [_next_token(self._model, prefix) for prefix in prefixes]
-        own = [_next_token(self._model, prefix) for prefix in prefixes]
+        if isinstance(model, PeftModel):
+            with model.disable_adapter():
+                base = [_next_token(model, prefix) for prefix in prefixes]
+        own = [_next_token(model, prefix) for prefix in prefixes]
         return Reference(episodes, scored, prefixes, own, base)
 
 
 def _distances(reference: Reference, next_token: NextToken) -> dict[str, float]:
     served = [next_token(prefix) for prefix in reference.prefixes]
+    known = [at for at, said in enumerate(served) if said]
+    if len(known) < KNOWN * len(served):
+        return {}
+    pairs = [(reference.next_tokens[at], served[at]) for at in known]
     found = {
-        "kl": fmean(map(_kl, reference.next_tokens, served)),
-        "top_token": fmean(
-            max(one, key=one.__getitem__) == max(other, key=other.__getitem__)
-            for one, other in zip(reference.next_tokens, served, strict=True)
-        ),
+        "kl": fmean(_kl(own, said) for own, said in pairs),
+        "top_token": fmean(_likeliest(own) == _likeliest(said) for own, said in pairs),
+        "distributions": len(known),
     }
     if reference.base_next_tokens:
-        found["kl_base"] = fmean(map(_kl, reference.base_next_tokens, served))
+        found["kl_base"] = fmean(_kl(reference.base_next_tokens[at], served[at]) for at in known)
     return found
+
+
+def _likeliest(distribution: dict[int, float]) -> int:
+    return max(distribution, key=distribution.__getitem__)
 
 
 def _nearer_to_base(reference: Reference, distances: dict[str, float]) -> bool:

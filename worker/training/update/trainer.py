@@ -25,11 +25,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType, TokenRole
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
-from worker.training.checkpoints import mark_complete
+from worker.training.checkpoints import keep, mark_complete
 from worker.training.failures import RunFailure
 from worker.training.rewards.weighted import Scored, Scorer, group_rewards, grouped
 from worker.training.rollout.engine import Engine
@@ -363,6 +364,9 @@ class JobTrainer(GRPOTrainer):
             if self.echo:
                 self.echo.save(checkpoint)
             mark_complete(checkpoint)
+            if self._spec.keep_checkpoints:
+                kind = ArtifactKind.ADAPTER if self._spec.lora else ArtifactKind.MODEL
+                keep(self._run, checkpoint, kind, count=self._spec.keep_checkpoints)
         self._run.emit(EventType.CHECKPOINT, step=self.state.global_step, name=checkpoint.name)
 
 

@@ -1,0 +1,86 @@
+"""Which files of the artifact store may go.
+
+Files and rows cannot change in one transaction, and equal files are kept once, so a file is never
+removed by who lets it go. It is noted as loose, in the transaction that deletes the row that
+pointed to it; `sweep` removes it later, if nothing points to it then. Who stores a file notes it
+before, with a day of grace, and takes the note back in the transaction that points to it: what was
+stored and never registered goes, too, and nothing goes that somebody is about to register.
+"""
+
+import asyncio
+from collections.abc import Collection
+from datetime import timedelta
+
+from sqlalchemy import Select, delete, func, select, union
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.engine import Sessions, unit_of_work
+from app.db.models import ArtifactRow, LooseObjectRow, SuiteRow
+from app.storage import Storage
+
+GRACE = timedelta(days=1)  # from the note to the end of an upload
+FILES_AT_ONCE = 50
+
+
+async def store_bytes(sessions: Sessions, storage: Storage, data: bytes, sha256: str) -> None:
+    """Store a small file, noted first. Its row is to be made with `registered`.
+
+    Raises:
+        StorageAway: The store does not take it.
+    """
+    async with unit_of_work(sessions) as session:
+        await announce(session, [sha256])
+    await asyncio.to_thread(storage.put_bytes, data)
+
+
+async def announce(session: AsyncSession, files: Collection[str]) -> None:
+    """Note, in a transaction of its own, what is stored next. Waits for a sweep of these files."""
+    due = func.clock_timestamp() + GRACE
+    for sha256 in sorted(files):  # in one order, so that two of these never wait for each other
+        note = insert(LooseObjectRow).values(sha256=sha256, due=due)
+        await session.execute(
+            note.on_conflict_do_update(index_elements=["sha256"], set_={"due": due})
+        )
+
+
+async def registered(session: AsyncSession, files: Collection[str]) -> None:
+    """Take the note back, in the transaction whose rows point to these files now."""
+    await session.execute(delete(LooseObjectRow).where(LooseObjectRow.sha256.in_(files)))
+
+
+async def let_go(session: AsyncSession, files: Collection[str]) -> None:
+    """Note files whose rows this transaction deletes. Others may point to them, too."""
+    for sha256 in sorted(files):
+        note = insert(LooseObjectRow).values(sha256=sha256, due=func.clock_timestamp())
+        # Somebody who is about to store the same keeps the grace.
+        await session.execute(note.on_conflict_do_nothing())
+
+
+async def sweep(sessions: Sessions, storage: Storage) -> int:
+    """Remove some files that nothing points to. Returns how many notes were dealt with.
+
+    Raises:
+        StorageAway: The store does not answer; all of them stay noted.
+    """
+    async with unit_of_work(sessions) as session:
+        found = await session.scalars(
+            select(LooseObjectRow.sha256)
+            .where(LooseObjectRow.due <= func.clock_timestamp())
+            .order_by(LooseObjectRow.due)
+            .limit(FILES_AT_ONCE)
+            .with_for_update(skip_locked=True)
+        )
+        loose = set(found.all())
+        used = set((await session.scalars(_pointed_to(loose))).all())
+        for sha256 in sorted(loose - used):
+            await asyncio.to_thread(storage.remove, sha256)
+        await registered(session, loose)
+    return len(loose)
+
+
+def _pointed_to(files: Collection[str]) -> Select[tuple[str]]:
+    of_jobs = select(ArtifactRow.sha256).where(ArtifactRow.sha256.in_(files))
+    of_suites = select(SuiteRow.storage_key).where(SuiteRow.storage_key.in_(files))
+    both = union(of_jobs, of_suites).subquery()
+    return select(both.c[0])

@@ -1,0 +1,119 @@
+"""The trained agent of an export: its cases, tools and context, and the comparison with it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from peft import PeftModel
+from transformers import AutoConfig, AutoTokenizer
+
+from dressage.authoring.suite import Suite
+from dressage.sandbox.pool import WorkerPool
+from dressage.spec.artifact import ArtifactKind
+from dressage.spec.event import EventType
+from dressage.spec.parity import ParityReport
+from worker.training.evaluate import split
+from worker.training.export.parity import NextToken, ParityCheck
+from worker.training.export.served import Chat, agent_template
+from worker.training.export.spec import ExportRunSpec
+from worker.training.run_dir import RunDirectory
+from worker.training.update.model import context_length, load_model
+from worker.training.user_code import user_code
+
+log = logging.getLogger(__name__)
+
+WORKERS = 4
+ROUND = 256  # context lengths are multiples of it
+PROBES = 3  # cases that are asked when nothing else is
+
+
+class TrainedAgent:
+    """What is exported.
+
+    Attributes:
+        tokenizer: As it was trained with.
+        tools: Their schemas, as a server takes them.
+        cases: Held-out ones; any, if the job has none.
+        context: Tokens of the longest prompt and a whole completion, as far as the model goes.
+        reports: Of the comparisons so far.
+    """
+
+    def __init__(
+        self, run: RunDirectory, spec: ExportRunSpec, trained: Path, suite: Suite, pool: WorkerPool
+    ) -> None:
+        self._run, self._spec, self._trained, self._pool = run, spec, trained, pool
+        job = spec.job
+        self.job, self.trained = job, trained
+        self.tokenizer = AutoTokenizer.from_pretrained(trained)
+        schemas = job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+        self.tools = [{"type": "function", "function": tool} for tool in schemas]
+        _, held_out = split(suite.cases, job.evaluation.held_out(len(suite.cases)))
+        self.cases = held_out or list(suite.cases)
+        template = agent_template(job.agent, self.tokenizer, schemas)
+        conversations = [case.conversation(job.agent.instructions) for case in suite.cases]
+        longest = max(len(template.prompt(messages)) for messages in conversations)
+        needed = longest + job.training.max_completion_length
+        fits = context_length(AutoConfig.from_pretrained(self._model_name))
+        self.context = min(-(-needed // ROUND) * ROUND, fits)
+        self.reports: list[ParityReport] = []
+        self._check: ParityCheck | None = None
+        if spec.export.parity_cases and held_out:
+            self._check = ParityCheck(
+                job, self._model(), self.tokenizer, pool, held_out[: spec.export.parity_cases]
+            )
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether there is a parity report."""
+        return self._check is not None
+
+    def probes(self) -> list[list[dict[str, Any]]]:
+        """Some conversations to begin."""
+        instructions = self.job.agent.instructions
+        return [case.conversation(instructions) for case in self.cases[:PROBES]]
+
+    def compare_model(self, served: str, path: Path) -> None:
+        """Report on a whole model, if reports are asked for."""
+        if self._check:
+            model = load_model(str(path), dtype="float32", use_cpu=True)
+            self._noted(self._check.report_model(served, model))
+
+    def compare(self, served: str, chat: Chat, next_token: NextToken | None = None) -> None:
+        """Report on what a server answers, if reports are asked for."""
+        if self._check:
+            self._noted(self._check.report(served, chat, next_token))
+
+    def result(self) -> dict[str, Any]:
+        """The reports, for the export's result."""
+        return {"parity": [report.model_dump(mode="json") for report in self.reports]}
+
+    @property
+    def _model_name(self) -> str:
+        """Where the configuration is."""
+        adapter = self._spec.trained is ArtifactKind.ADAPTER
+        return self.job.agent.model if adapter else str(self._trained)
+
+    def _model(self) -> Any:
+        """The model as it was trained: an adapter on its base, unmerged."""
+        model = load_model(self._model_name, dtype="float32", use_cpu=True)
+        if self._spec.trained is ArtifactKind.ADAPTER:
+            return PeftModel.from_pretrained(model, self._trained)
+        return model
+
+    def _noted(self, report: ParityReport) -> None:
+        self.reports.append(report)
+        if report.problems:
+            problems = ", ".join(report.problems)
+            message = f"{report.served} is not what was trained: {problems}"
+            self._run.emit(EventType.WARNING, code="parity", message=message)
+
+
+@contextmanager
+def trained_agent(
+    run: RunDirectory, spec: ExportRunSpec, trained: Path, suite: Suite
+) -> Iterator[TrainedAgent]:
+    """The agent, with its suite's code running in the sandbox meanwhile."""
+    with user_code(suite, network=spec.job.resources.network, size=WORKERS) as pool:
+        yield TrainedAgent(run, spec, trained, suite, pool)

@@ -1,0 +1,190 @@
+"""From a file to a name in Ollama, if what is served there is what was trained."""
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from dressage.spec.event import EventType
+from dressage.spec.export import OllamaExport
+from dressage.spec.status import Reason
+from worker.training.export.agent import TrainedAgent
+from worker.training.export.answers import ServedAnswer
+from worker.training.export.ollama import Ollama, full_name
+from worker.training.export.parity import NextToken
+from worker.training.export.spec import ExportRunSpec
+from worker.training.failures import RunFailure
+from worker.training.run_dir import RunDirectory
+from worker.training.update.model import end_ids
+
+log = logging.getLogger(__name__)
+
+OLDEST_OLLAMA = (0, 30)  # the first that uses the template inside the GGUF
+
+
+def ready_server(spec: ExportRunSpec, export: OllamaExport) -> Ollama:
+    """The server, asked before anything is converted for it.
+
+    Raises:
+        RunFailure: It cannot take the model.
+    """
+    if spec.ollama_url is None:
+        raise RunFailure(
+            Reason.OLLAMA_REFUSED, "the operator has named no Ollama server (DRESSAGE_OLLAMA_URLS)"
+        )
+    server = Ollama(spec.ollama_url)
+    version = server.version()
+    numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_OLLAMA:
+        raise RunFailure(
+            Reason.OLLAMA_REFUSED,
+            f"Ollama {version} does not use the chat template inside a GGUF, so what it served "
+            f"would not be what was trained; {'.'.join(map(str, OLDEST_OLLAMA))} or newer does",
+        )
+    if not export.overwrite and server.has(export.name):
+        raise RunFailure(
+            Reason.OLLAMA_REFUSED,
+            f"{spec.ollama_url} has a model {full_name(export.name)!r}; choose another name, or "
+            "set overwrite",
+        )
+    if export.base:
+        _require_base(server, export.base, spec.job.agent.model)
+    return server
+
+
+def register(
+    run: RunDirectory,
+    spec: ExportRunSpec,
+    export: OllamaExport,
+    server: Ollama,
+    file: Path,
+    agent: TrainedAgent,
+) -> dict[str, Any]:
+    """Make the model under a name nobody uses, look at it, and only then under its own.
+
+    Returns:
+        What was made, for the export's result.
+
+    Raises:
+        RunFailure: The server refuses it or is away, or it is not what was trained.
+    """
+    digest = server.upload(file)
+    sent = {file.name: digest}
+    request = {
+        **({"from": export.base, "adapters": sent} if export.base else {"files": sent}),
+        "parameters": _parameters(export, agent),
+        **({"system": spec.job.agent.instructions} if export.system_prompt else {}),
+    }
+
+    def say(status: str) -> None:
+        run.emit(EventType.LOG, level="info", message=f"Ollama: {status}")
+
+    with _staged(server, export, spec.job_id) as staging:
+        server.create({"model": staging, **request}, say)
+        if agent.tools and "tools" not in server.capabilities(staging):
+            raise RunFailure(
+                Reason.OLLAMA_REFUSED,
+                "Ollama does not see tools in the chat template of this model, but the agent has "
+                "some",
+            )
+        limit = spec.job.training.max_completion_length
+
+        def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ServedAnswer:
+            return server.chat(staging, messages, tools, temperature=0.0, num_predict=limit)
+
+        if agent.is_compared:
+            agent.compare(f"ollama:{export.name}", chat, _next_token(server, staging, agent))
+            stop_at_problems(export, agent)
+        else:
+            _require_answer(chat(agent.probes()[0], agent.tools))
+        server.create({"model": export.name, **request}, say)
+    return {
+        "server": spec.ollama_url,
+        "name": export.name,
+        "digest": digest,
+        "base": export.base,
+        "parameters": request["parameters"],
+    }
+
+
+def stop_at_problems(export: OllamaExport, agent: TrainedAgent) -> None:
+    """Do not register what differs from what was trained, unless the job said so.
+
+    Raises:
+        RunFailure: The last report has problems.
+    """
+    report = agent.reports[-1] if agent.reports else None
+    if report and report.problems and export.on_problem == "refuse":
+        raise RunFailure(
+            Reason.PARITY_FAILED,
+            f"{report.served} is not what was trained: {', '.join(report.problems)}; it was not "
+            "registered (set on_problem to flag to register it all the same)",
+        )
+
+
+def _require_base(server: Ollama, name: str, base: str) -> None:
+    """Never pulled by us: gigabytes, onto somebody's server."""
+    if not server.has(name):
+        raise RunFailure(
+            Reason.OLLAMA_REFUSED, f"the server has no model {full_name(name)!r}; pull it there"
+        )
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    found, wanted = server.shape(name), (config.num_hidden_layers, config.hidden_size)
+    if None not in (found.layers, found.width) and (found.layers, found.width) != wanted:
+        raise RunFailure(
+            Reason.OLLAMA_REFUSED,
+            f"{full_name(name)!r} on the server is not the job's base {base!r}: it has "
+            f"{found.layers} layers of width {found.width}, the base {wanted[0]} of {wanted[1]}",
+        )
+
+
+def _parameters(export: OllamaExport, agent: TrainedAgent) -> dict[str, Any]:
+    """Every stop token, and a context that holds what the agent was trained on."""
+    ends = end_ids(agent.job.agent.model, agent.tokenizer)
+    stops = sorted(token for token in map(agent.tokenizer.decode, ends) if token.strip())
+    parameters: dict[str, Any] = {"num_ctx": export.num_ctx or agent.context, "stop": stops}
+    if export.temperature is not None:
+        parameters["temperature"] = export.temperature
+    return parameters
+
+
+def _next_token(server: Ollama, name: str, agent: TrainedAgent) -> NextToken:
+    """Ollama takes and gives texts; these are the tokens behind them."""
+    tokenizer = agent.tokenizer
+    ids: dict[str, int] = {}
+    for token in range(len(tokenizer)):
+        ids.setdefault(tokenizer.decode([token]), token)
+    first = tokenizer.bos_token_id
+
+    def ask(prefix: list[int]) -> dict[int, float] | None:
+        # The server puts the first token before every prompt of a model that has one.
+        own = prefix[1:] if prefix[0] == first else prefix
+        said = server.next_text(name, tokenizer.decode(own))
+        if said is None or said.prompt_tokens not in (None, len(prefix)):
+            return None
+        return {ids[text]: value for text, value in said.likeliest.items() if text in ids}
+
+    return ask
+
+
+def _require_answer(answer: ServedAnswer) -> None:
+    if not answer.message.get("content") and not answer.message.get("tool_calls"):
+        raise RunFailure(Reason.OLLAMA_REFUSED, "Ollama runs the model, but it answers nothing")
+
+
+@contextmanager
+def _staged(server: Ollama, export: OllamaExport, job_id: str) -> Iterator[str]:
+    """A name to try a model under; nothing is left of it, whatever happens."""
+    mark = hashlib.sha256(f"{job_id} {export.name}".encode()).hexdigest()[:12]
+    staging = f"dressage-staging-{mark}"
+    try:
+        yield staging
+    finally:
+        try:
+            server.delete(staging)
+        except RunFailure as failure:
+            log.warning("%s may be left behind: %s", staging, failure.message)
