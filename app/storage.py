@@ -80,7 +80,7 @@ class Storage(ABC):
         """
         try:
             with target.open("wb") as file:
-                for chunk in _checked(self.read_from(sha256), sha256):
+                for chunk in _checked(self.read_from(sha256), sha256, "the stored file"):
                     file.write(chunk)
         except OSError:
             target.unlink(missing_ok=True)
@@ -92,7 +92,7 @@ class Storage(ABC):
         Raises:
             ChecksumMismatch: The store has another content under this key.
         """
-        return b"".join(_checked(self.read_from(sha256), sha256))
+        return b"".join(_checked(self.read_from(sha256), sha256, "the stored file"))
 
 
 def open_storage(where: str, *, links: bool) -> Storage:
@@ -125,7 +125,7 @@ class DirectoryStorage(Storage):
             with partial.open("rb") as file:
                 actual = hashlib.file_digest(file, "sha256").hexdigest()
             if actual != expected_sha256:
-                raise _mismatch(expected_sha256, actual)
+                raise _mismatch(source.name, expected_sha256, actual)
             self._keep(partial, actual)
 
     def put_bytes(self, data: bytes) -> str:  # noqa: D102
@@ -204,7 +204,9 @@ class BucketStorage(Storage):
             with source.open("rb") as file:
                 chunks = iter(lambda: file.read(PART), b"")
                 # A wrong checksum is an error within the upload, which then never becomes a file.
-                self._put(expected_sha256, _checked(chunks, expected_sha256), source.name)
+                self._put(
+                    expected_sha256, _checked(chunks, expected_sha256, source.name), source.name
+                )
 
     def put_bytes(self, data: bytes) -> str:  # noqa: D102
         sha256 = hashlib.sha256(data).hexdigest()
@@ -275,14 +277,14 @@ def _key(sha256: str) -> str:
     return f"objects/{sha256[:2]}/{sha256}"
 
 
-def _checked(chunks: Iterator[bytes], expected_sha256: str) -> Iterator[bytes]:
+def _checked(chunks: Iterator[bytes], expected_sha256: str, name: str) -> Iterator[bytes]:
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)
         yield chunk
     if digest.hexdigest() != expected_sha256:
-        raise _mismatch(expected_sha256, digest.hexdigest())
+        raise _mismatch(name, expected_sha256, digest.hexdigest())
 
 
-def _mismatch(expected: str, actual: str) -> ChecksumMismatch:
-    return ChecksumMismatch(f"expected a file with checksum {expected}, read {actual}")
+def _mismatch(name: str, expected: str, actual: str) -> ChecksumMismatch:
+    return ChecksumMismatch(f"{name}: expected the checksum {expected}, read {actual}")

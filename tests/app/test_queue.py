@@ -96,6 +96,9 @@ async def take(sessions, worker="w", **machine):
         return (await claim(session, worker)).lease
 
 
+POLICY = RetryPolicy()
+
+
 async def lose(sessions, policy=RetryPolicy(back_off_seconds=0)):  # noqa: B008
     """End every lease, as if it had stood still; the jobs concerned."""
     async with unit_of_work(sessions) as session:
@@ -346,7 +349,7 @@ def test_the_last_export_ends_the_job_and_a_failed_one_does_not_fail_it(run):
             assert (await job_of(sessions, job_id)).status == JobStatus.EXPORTING
             lease = await take_export(sessions)
             async with unit_of_work(sessions) as session:
-                await settle_export(session, lease, status, reason=Reason.COMPLETED)
+                await settle_export(session, lease, status, POLICY, reason=Reason.COMPLETED)
         job = await job_of(sessions, job_id)
         assert job.status == JobStatus.SUCCEEDED
         assert job.message == "trained; these exports failed: e0"
@@ -361,11 +364,15 @@ def test_an_export_is_tried_three_times_when_its_workers_are_lost(run):
             lease = await take_export(sessions)
             assert lease.attempt == attempt
             async with unit_of_work(sessions) as session:
-                assert await reap_exports(session, await open_export_leases(session)) == [job_id]
+                assert await reap_exports(session, await open_export_leases(session), POLICY) == [
+                    job_id
+                ]
         assert await take_export(sessions) is None
         with pytest.raises(StaleLease):
             async with unit_of_work(sessions) as session:
-                await settle_export(session, lease, ExportStatus.SUCCEEDED, reason=Reason.COMPLETED)
+                await settle_export(
+                    session, lease, ExportStatus.SUCCEEDED, POLICY, reason=Reason.COMPLETED
+                )
         assert (await job_of(sessions, job_id)).status == JobStatus.SUCCEEDED
 
     run(work)

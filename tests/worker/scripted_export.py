@@ -2,6 +2,7 @@
 
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 from dressage.spec.artifact import ArtifactKind
@@ -16,8 +17,13 @@ def play(run):
     failure = None
     if spec["job"]["name"] == "ok, but Ollama is away":
         failure = FailureFile(reason=Reason.OLLAMA_UNAVAILABLE, message="does not answer")
+    if spec["job"]["name"] == "ok, but Ollama refuses":
+        failure = FailureFile(reason=Reason.OLLAMA_REFUSED, message="the name is taken")
     file = run.describe("model-q8_0.gguf", ArtifactKind.GGUF)
-    run.finish(Manifest(files=(file,), result={"ollama": spec["ollama_url"]}, failure=failure))
+    with tarfile.open(run.path / "input.tar") as archive:
+        trained = archive.getnames()
+    result = {"ollama": spec["ollama_url"], "trained": trained}
+    run.finish(Manifest(files=(file,), result=result, failure=failure))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
-from worker.training.checkpoints import mark_complete, newest_complete, step_of
+from worker.training.checkpoints import keep, mark_complete, newest_complete, step_of
 from worker.training.failures import RunFailure
 from worker.training.process import run_process
 from worker.training.run_dir import Manifest
@@ -30,7 +30,12 @@ def take_steps(run, spec, count):
         run.emit(EventType.METRICS, step=step, values={"reward": step / count})
         checkpoint = run.checkpoints / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
+        (checkpoint / "weights").write_bytes(b"w" * step)
+        (checkpoint / "optimizer.pt").write_bytes(b"o" * 1000)
         mark_complete(checkpoint)
+        if spec["job"]["training"]["keep_checkpoints"]:
+            count = spec["job"]["training"]["keep_checkpoints"]
+            keep(run, checkpoint, ArtifactKind.ADAPTER, count=count)
         if run.pause_requested and step < count:
             raise RunFailure(Reason.PAUSED_BY_USER, f"set aside at step {step}")
 
@@ -44,6 +49,8 @@ def play(run):
         run.emit(EventType.PROGRESS, step=1, total_steps=2)
     if script.startswith("steps"):
         take_steps(run, spec, int(script.split()[1]))
+    if script.endswith("then fails"):
+        raise RunFailure(Reason.USER_CODE_ERROR, "your measure is broken")
     if script == "stalls":
         run.emit(EventType.LOG, level="info", message="still here")
         time.sleep(1000)

@@ -9,52 +9,14 @@ import shutil
 import subprocess
 import tarfile
 import threading
-from pathlib import Path
 
 import psycopg
 import pytest
 
-from app.queue.retries import RetryPolicy
 from app.storage import DirectoryStorage
 from tests.waiting import wait_for
+from tests.worker.steps import sweep, work
 from tests.workers import register
-from worker.supervisor.context import WorkerContext
-from worker.supervisor.run_export import run_next_export
-from worker.supervisor.run_job import run_next_job
-
-
-@pytest.fixture
-def context(settings):
-    context = WorkerContext(
-        worker_id="test-worker",
-        database_url=settings.sqlalchemy_url,
-        storage=DirectoryStorage(Path(settings.storage)),
-        runs_dir=settings.runs_dir,
-        lease_seconds=5,
-        stall_seconds=60,
-        retry_policy=RetryPolicy(max_attempts=2, back_off_seconds=0),
-        stopping=threading.Event(),
-        ollama_urls=("http://ollama:1", "http://other:1"),
-        training_module="tests.worker.scripted_trainer",
-        export_module="tests.worker.scripted_export",
-    )
-    asyncio.run(register(settings.sqlalchemy_url, context.worker_id))
-    return context
-
-
-@pytest.fixture
-def submit(api, suite, job_spec):
-    def go(name, **changes):
-        response = api.post("/jobs", json={**job_spec, "name": name, **changes})
-        assert response.status_code == 201, response.text
-        return response.json()["id"]
-
-    return go
-
-
-def work(context):
-    """Run the next job; whether there was one."""
-    return asyncio.run(run_next_job(context)).lease is not None
 
 
 def events(api, job_id, type_=None):
@@ -373,8 +335,10 @@ def test_a_deleted_jobs_files_go_unless_another_has_the_same(api, submit, contex
     artifact = api.get(f"/jobs/{jobs[0]}/artifacts").json()[0]
     stored = context.storage.path(artifact["sha256"])
     assert api.delete(f"/jobs/{jobs[0]}").status_code == 204
+    sweep(context)
     assert stored.is_file()
     assert api.delete(f"/jobs/{jobs[1]}").status_code == 204
+    sweep(context)
     assert not stored.exists()
 
 
@@ -416,23 +380,3 @@ def test_a_worker_that_stops_leaves_a_pausing_job_paused(api, in_training, conte
     context.stopping.set()
     thread.join(20)
     assert api.get(f"/jobs/{job}").json()["status"] == "paused"
-
-
-def test_a_failed_registration_keeps_the_file_and_can_be_asked_for_again(api, context, submit):
-    job_id = submit("ok, but Ollama is away", exports=[{"type": "gguf"}])
-    work(context)
-    assert asyncio.run(run_next_export(context))
-    assert not asyncio.run(run_next_export(context))
-    job = api.get(f"/jobs/{job_id}").json()
-    assert (job["status"], job["message"]) == (
-        "succeeded",
-        "trained; these exports failed: gguf-q8_0",
-    )
-    (export,) = job["exports"]
-    assert (export["status"], export["reason"]) == ("failed", "ollama_unavailable")
-    assert export["result"] == {"ollama": "http://ollama:1"}
-    assert [a["name"] for a in job["artifacts"]] == ["adapter.tar", "model-q8_0.gguf"]
-    again = api.post(f"/jobs/{job_id}/exports", json={"type": "gguf"})
-    assert (again.status_code, again.json()["status"]) == (201, "queued")
-    assert asyncio.run(run_next_export(context))
-    assert api.get(f"/jobs/{job_id}").json()["status"] == "succeeded"

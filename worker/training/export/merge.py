@@ -31,6 +31,8 @@ WRAPPED = "base_model.model."  # what PEFT puts before the names of the base's l
 # Largest differences of logits. Merging only reorders a sum; storing rounds every weight.
 MERGE_TOLERANCE = 1e-3
 STORED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
+# Shares of the adapter's effect that rounding may take before it is an error, or a warning.
+LOST, BLURRED = 0.9, 0.5
 
 
 def merge(
@@ -287,14 +289,14 @@ def _report(
             "the adapter changes nothing: its weights do not apply to this base model",
         )
     _check(stored_gap, tolerance, f"the merged model, stored as {dtype},")
-    if stored_gap >= effect:
+    if stored_gap > LOST * effect:
         raise RunFailure(
             Reason.CONVERSION_FAILED,
             f"the adapter changes less than {dtype}, the type of the base's weights, can express: "
             f"logits by {effect:.1e}, and rounding by {stored_gap:.1e}; export gguf_adapter, or "
             "serve base and adapter",
         )
-    if stored_gap > effect / 2:
+    if stored_gap > BLURRED * effect:
         log.warning(
             "stored as %s, the merged model is %.1e from what was trained, and training moved the "
             "base by %.1e only: much of it is rounded away; serve base and adapter instead",
