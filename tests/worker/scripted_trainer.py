@@ -33,9 +33,9 @@ def take_steps(run, spec, count):
         (checkpoint / "weights").write_bytes(b"w" * step)
         (checkpoint / "optimizer.pt").write_bytes(b"o" * 1000)
         mark_complete(checkpoint)
-        if spec["job"]["training"]["keep_checkpoints"]:
-            count = spec["job"]["training"]["keep_checkpoints"]
-            keep(run, checkpoint, ArtifactKind.ADAPTER, count=count)
+        kept = spec["job"]["training"]["keep_checkpoints"]
+        if kept:
+            keep(run, checkpoint, ArtifactKind.ADAPTER, count=kept)
         if run.pause_requested and step < count:
             raise RunFailure(Reason.PAUSED_BY_USER, f"set aside at step {step}")
 
@@ -94,6 +94,9 @@ def play(run):
     if script == "flood":
         for n in range(100_000):
             run.emit(EventType.LOG, level="info", message=str(n))
+    if script == "never silent":
+        while True:
+            run.emit(EventType.LOG, level="info", message="on and on")
     run.emit(EventType.STATUS, status="evaluating")
     folder = run.path / "final"
     folder.mkdir()

@@ -65,7 +65,7 @@ def test_checkpoints_of_all_attempts_are_kept(api, context, submit, job_spec):
     thread = threading.Thread(target=work, args=(context,))
     thread.start()
     wait_for(lambda: api.get(f"/jobs/{job_id}").json()["progress"].get("step", 0) >= 1, 20)
-    api.post(f"/jobs/{job_id}/pause")
+    assert api.post(f"/jobs/{job_id}/pause").json()["status"] == "pausing"
     thread.join(20)
     first = names(api, job_id)
     assert len(first) == 2

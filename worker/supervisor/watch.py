@@ -55,9 +55,9 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
     A worker that cannot reach the database for most of its lease ends its own child, before the
     lease passes to another worker.
     """
-    confirmed = time.monotonic()
+    confirmed, more = time.monotonic(), False
     while True:
-        exited = await child.wait(POLL_SECONDS)
+        exited = await child.wait(0 if more else POLL_SECONDS)
         if context.stopping.is_set() and not exited:
             await child.kill()
             return Ending.STOPPING
@@ -70,8 +70,7 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
                 return Ending.CANCELLED
             if status is JobStatus.PAUSING:
                 work.pause()
-            while await work.relay():
-                await work.heartbeat()
+            more = await work.relay()  # a batch: a child that talks all the time is heard, and heeded
         except StaleLease:
             log.warning("lease.stale")
             await child.kill()
@@ -82,7 +81,7 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
                 await child.kill()
                 return Ending.STALE
             continue
-        if exited:
+        if exited and not more:
             return Ending.EXITED
         if work.has_stalled():
             return Ending.STALLED
