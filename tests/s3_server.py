@@ -1,5 +1,7 @@
 """An S3-compatible server on a free port of this machine: moto's, which keeps objects in memory."""
 
+import logging
+
 import httpx
 from moto.server import ThreadedMotoServer
 
@@ -8,6 +10,7 @@ class S3Server:
     """`with S3Server() as s3:` then `s3.environment`, `s3.stop()` and `s3.start()` again."""
 
     def __init__(self):
+        logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         self._server.start()
         _, self._port = self._server.get_host_and_port()

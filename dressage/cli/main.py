@@ -15,13 +15,14 @@ from rich.table import Column, Table
 
 from dressage.archive import unpack_tar
 from dressage.authoring.errors import AuthoringError
+from dressage.cli.exporting import export_spec, follow_export, show_parity
 from dressage.cli.watching import watch_job
 from dressage.client import ApiError, Client, DownloadCorrupt, ServiceUnreachable
 from dressage.client.client import DEFAULT_URL
 from dressage.client.config import store_key, stored_key
 from dressage.spec.job import Job
 from dressage.spec.queue import QueueEntry
-from dressage.spec.status import TERMINAL, JobStatus
+from dressage.spec.status import TERMINAL, ExportStatus, JobStatus
 from dressage.spec.team import KeySpec, Role, UsageBy
 from dressage.stack.errors import StackError
 from dressage.stack.up import Stack, StackOptions, default_data_dir
@@ -173,6 +174,30 @@ def resume(job_id: str, url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
+def export(
+    job_id: str,
+    type: Annotated[str, typer.Argument(help="merged, gguf, gguf_adapter or ollama.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=value, as quantization=q4_k_m parity_cases=16 checkpoint=40."),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make another file of a trained job, or try one again that failed."""
+    with _friendly(), Client(url) as client:
+        made = client.export(job_id, export_spec(type, options or []))
+        if not wait:
+            console.print(f"{made.name} {made.status}", highlight=False)
+            return
+        made = follow_export(client, job_id, made, console)
+        if made.result:
+            show_parity(made.result.parity, console)
+        if made.status is not ExportStatus.SUCCEEDED:
+            raise typer.Exit(1)
+
+
+@app.command()
 def preflight(
     spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
     url: Url = DEFAULT_URL,
@@ -219,6 +244,16 @@ def push_suite(
             f"{', '.join(info.measures) or 'none'}",
             highlight=False,
         )
+
+
+@suites.command("delete")
+def delete_suite(
+    reference: Annotated[str, typer.Argument(help="name@version, or an id.")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Remove a version that no job uses."""
+    with _friendly(), Client(url) as client:
+        client.delete_suite(reference)
 
 
 @suites.command("list")

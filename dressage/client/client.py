@@ -202,6 +202,11 @@ class Client:
         response = self._send("POST", f"/jobs/{job_id}/exports", json=dict(spec))
         return ExportView.model_validate_json(response.content)
 
+    def exports(self, job_id: str) -> tuple[ExportView, ...]:
+        """A job's follow-up tasks, with what came of them."""
+        content = self._send("GET", f"/jobs/{job_id}/exports").content
+        return TypeAdapter(tuple[ExportView, ...]).validate_json(content)
+
     def preflight(self, spec: JobSpec | Mapping[str, Any]) -> Job:
         """Queue a look at whether a job can learn; its result has the report."""
         response = self._send("POST", "/jobs/preflight", json=_plain(spec))

@@ -9,6 +9,7 @@ from dressage.spec.agent import AgentSpec
 from dressage.spec.artifact import Artifact
 from dressage.spec.base import JSON_NUL, Spec
 from dressage.spec.export import ExportSpec, export_name
+from dressage.spec.exported import ExportResult
 from dressage.spec.measure import RewardSpec
 from dressage.spec.preflight import PreflightSpec
 from dressage.spec.queue import Wait
@@ -178,9 +179,7 @@ class ExportView(Spec):
     reason: Reason | None = None
     message: str | None = None
     attempts: int = 0
-    result: dict[str, Any] | None = Field(
-        default=None, description="File, parity report; what was registered where."
-    )
+    result: ExportResult | None = None
     created_at: datetime
     finished_at: datetime | None = None
 

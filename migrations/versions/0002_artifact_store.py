@@ -28,6 +28,16 @@ def upgrade() -> None:
         "INSERT INTO suite_names (team, name, versions) "
         "SELECT team, name, max(version) FROM suites GROUP BY team, name"
     )
+    # One list of reports, instead of a field for each.
+    op.execute(
+        "UPDATE exports SET result = (result - 'export' - 'ollama_parity') || jsonb_build_object("
+        "'parity', "
+        "CASE WHEN result ? 'parity' THEN jsonb_build_array(result -> 'parity') "
+        "ELSE '[]'::jsonb END || "
+        "CASE WHEN result ? 'ollama_parity' THEN jsonb_build_array(result -> 'ollama_parity') "
+        "ELSE '[]'::jsonb END) "
+        "WHERE jsonb_typeof(result) = 'object' AND spec ->> 'type' != 'generation'"
+    )
     op.create_index(op.f('ix_artifacts_sha256'), 'artifacts', ['sha256'], unique=False)
     op.add_column('exports', sa.Column('not_before', sa.DateTime(timezone=True), nullable=True))
     op.create_index(op.f('ix_suites_storage_key'), 'suites', ['storage_key'], unique=False)

@@ -13,16 +13,19 @@ from pathlib import Path
 import pytest
 
 from dressage.client import Client
+from tests.s3_server import S3Server
 from tests.waiting import wait_for
 
 DRESSAGE = (sys.executable, "-m", "dressage.cli.main")
 
 
 class Service:
-    """A running `dressage up` with short leases."""
+    """A running `dressage up` with short leases, and its files in a bucket."""
 
-    def __init__(self, root):
+    def __init__(self, root, s3):
         self.root = root
+        s3.make_bucket("files")
+        self.storage = {**s3.environment, "DRESSAGE_STORAGE": "s3://files/of-the-service"}
         self.data = root / "data"
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -35,7 +38,7 @@ class Service:
             [*DRESSAGE, "up", "--data-dir", str(self.data), "--port", str(self.port)],
             stdout=self.log,
             stderr=self.log,
-            env={**os.environ, "DRESSAGE_LEASE_SECONDS": "4", **self.config},
+            env={**os.environ, "DRESSAGE_LEASE_SECONDS": "4", **self.config, **self.storage},
         )
         wait_for(lambda: "ready:" in self.output() or self.process.poll() is not None, 60)
         assert self.process.poll() is None, self.output()
@@ -79,9 +82,10 @@ class Service:
 def service():
     root = Path(tempfile.mkdtemp(prefix="dressage-e2e-"))
     root.chmod(0o711)
-    service = Service(root)
-    yield service
-    service.stop()
+    with S3Server() as s3:
+        service = Service(root, s3)
+        yield service
+        service.stop()
     shutil.rmtree(root)
 
 

@@ -105,6 +105,18 @@ def test_the_main_job(service, client, spec, tmp_path):
         assert "merged/model.safetensors" in archive.getnames()
     assert (tmp_path / "files" / "model-q8_0.gguf").read_bytes()[:4] == b"GGUF"
 
+    done = service.dressage("export", job.id, "gguf", "quantization=f16", "parity_cases=4")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gguf-f16 succeeded" in done.stdout
+    assert [line.split()[1] for line in done.stdout.splitlines() if "100%" in line] == [
+        *("merged", "gguf-f16"),
+    ]
+    refused = service.dressage("export", job.id, "gguf", "quantization=q9")
+    assert refused.returncode == 1
+    assert "quantization" in refused.stderr
+    refused = service.dressage("export", job.id, "gguf", "nonsense")
+    assert "'nonsense' is no name=value" in refused.stderr
+
 
 def test_a_job_without_signal_pauses_and_goes_on_when_resumed(service, client, spec, tmp_path):
     spec["rewards"] = [{"measure": {"type": "length_limit", "max_words": 1000}}]
@@ -135,7 +147,7 @@ def test_a_preflight_alone_leaves_a_report(service, client, spec, tmp_path):
     job = client.job(done.stdout.split()[0])
     assert (job.status, job.artifacts, job.exports) == (JobStatus.SUCCEEDED, (), ())
     assert job.result["preflight"]["cases"] == 4
-    with pytest.raises(ApiError, match="only a trained one can be asked"):
+    with pytest.raises(ApiError, match="only a trained one has a result to use"):
         client.generate(job.id, {"prompt": "x"})
 
 

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from dressage.spec.status import Reason
 from tests.conftest import TINY_MODEL
 from tests.training.conftest import events_of
-from worker.training.checkpoints import newest_complete
+from worker.training.checkpoints import kept, newest_complete
 from worker.training.failures import RunFailure
 from worker.training.pipeline import run_job
 from worker.training.run_dir import MANIFEST, PAUSE
@@ -127,8 +127,15 @@ def test_a_reward_proves_that_the_tool_was_really_called(make_run):
 
 def test_a_run_taken_up_at_its_checkpoint_ends_with_the_same_weights(make_run):
     training = {"max_steps": 4, "save_steps": 2, "lora": {"r": 4, "alpha": 8, "dropout": 0.1}}
-    whole = make_run("whole", training=training)
+    whole = make_run("whole", training={**training, "keep_checkpoints": 1})
     run_job(whole)
+    (file,) = kept(whole.path)
+    assert (file.name, file.kind) == ("checkpoint-4.tar", "checkpoint")
+    with tarfile.open(whole.artifacts / file.name) as archive:
+        assert {"adapter/adapter_model.safetensors", "adapter/tokenizer.json"} <= {
+            *archive.getnames()
+        }
+        assert "adapter/optimizer.pt" not in archive.getnames()
 
     first = make_run("first", training={**training, "save_steps": 2})
     run_job(first)

@@ -22,8 +22,13 @@ def play(run):
     file = run.describe("model-q8_0.gguf", ArtifactKind.GGUF)
     with tarfile.open(run.path / "input.tar") as archive:
         trained = archive.getnames()
-    result = {"ollama": spec["ollama_url"], "trained": trained}
-    run.finish(Manifest(files=(file,), result=result, failure=failure))
+    registration = {
+        "server": spec["ollama_url"],
+        "name": "x",
+        "digest": "y",
+        "parameters": {"trained": trained},
+    }
+    run.finish(Manifest(files=(file,), result={"ollama": registration}, failure=failure))
 
 
 if __name__ == "__main__":

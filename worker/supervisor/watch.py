@@ -70,7 +70,7 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
                 return Ending.CANCELLED
             if status is JobStatus.PAUSING:
                 work.pause()
-            more = await work.relay()  # a batch: a child that talks all the time is heard, and heeded
+            more = await work.relay()  # one batch: whoever talks all the time is heeded, too
         except StaleLease:
             log.warning("lease.stale")
             await child.kill()

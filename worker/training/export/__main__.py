@@ -18,7 +18,6 @@ from dressage.spec.export import (
     MergedExport,
     OllamaExport,
     export_file,
-    export_name,
     file_quantization,
 )
 from dressage.spec.status import Reason
@@ -55,7 +54,7 @@ def run_export(run: RunDirectory) -> None:
         run.finish(Manifest(files=(), result=said.model_dump(mode="json")))
     elif isinstance(export, GgufAdapterExport):
         file = _adapter_file(run, spec, export, trained)
-        run.finish(Manifest(files=(file,), result={"export": export_name(export)}))
+        run.finish(Manifest(files=(file,)))
     else:
         # Asked first: a server that cannot take the model is known before the work for it.
         server = ready_server(spec, export) if isinstance(export, OllamaExport) else None

@@ -34,6 +34,8 @@ STORED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5
 # Shares of the adapter's effect that rounding may take before it is an error, or a warning.
 LOST, BLURRED = 0.9, 0.5
 
+Batch = dict[str, torch.Tensor]  # token ids and attention mask
+
 
 def merge(
     adapter: Path, base: str, out: Path, probes: Sequence[str], *, trained_in_4bit: bool
@@ -63,7 +65,7 @@ def merge(
             "whole ones; train on the model as it was published, with load_in_4bit",
         )
     tokenizer = AutoTokenizer.from_pretrained(adapter)
-    prompts = [tokenizer(text, return_tensors="pt")["input_ids"] for text in probes]
+    prompts = _batch(tokenizer, probes)
     stored = weights_of(base)
     parts = _parts(adapter, config, stored)
     if parts is None:
@@ -139,11 +141,20 @@ class Parts:
         module = layer.get_base_layer()
         hollow = module.weight
         module.weight = Parameter(weight.clone(), requires_grad=False)
-        layer.merge(safe_merge=True)
+        layer.merge()
         result = module.weight.data
         layer.merged_adapters.clear()
         module.weight = hollow
         return result
+
+
+def _batch(tokenizer: Any, texts: Sequence[str]) -> Batch:
+    """All prompts at once: each layer's weights are read once for them."""
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = "right"
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    batch = tokenizer(list(texts), return_tensors="pt", padding=True)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
 def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | None:
@@ -190,7 +201,7 @@ def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | 
     return Parts(config, model, layers, stored, instead, shared, _widest(stored))
 
 
-def _merge_streamed(parts: Parts, out: Path, prompts: list[torch.Tensor]) -> MergeReport:
+def _merge_streamed(parts: Parts, out: Path, prompts: Batch) -> MergeReport:
     merged = Computed(parts.names, parts.merged)
     untied = [
         name
@@ -222,24 +233,22 @@ def _merge_streamed(parts: Parts, out: Path, prompts: list[torch.Tensor]) -> Mer
     return _report(parts.dtype, with_adapter, without, gap, stored, untied, streamed=True)
 
 
-def _merge_whole(
-    adapter: Path, base: str, out: Path, prompts: list[torch.Tensor], config: Any
-) -> MergeReport:
+def _merge_whole(adapter: Path, base: str, out: Path, prompts: Batch, config: Any) -> MergeReport:
     """For what is not a matter of one weight after the other: all in memory, in float32."""
     log.warning("this adapter and the files of %s do not fit by name: merged in memory", base)
     model = load_model(base, dtype="float32", use_cpu=True).eval()
-    without = [_logits(model, ids) for ids in prompts]
+    without = _logits(model, prompts)
     tied = _untie(model)
     with_adapter = PeftModel.from_pretrained(model, adapter).eval()
-    expected = [_logits(with_adapter, ids) for ids in prompts]
+    expected = _logits(with_adapter, prompts)
     merged = with_adapter.merge_and_unload()
-    gap = _gap([_logits(merged, ids) for ids in prompts], expected)
+    gap = _gap(_logits(merged, prompts), expected)
     _check(gap, MERGE_TOLERANCE, "the merged model")
     untied = [] if _tied_again(merged, tied) else [*tied]
     dtype = config.dtype if config.dtype in STORED_TOLERANCE else torch.float32
     merged.to(dtype).save_pretrained(out)
     written = load_model(str(out), dtype="float32", use_cpu=True).eval()
-    stored = [_logits(written, ids) for ids in prompts]
+    stored = _logits(written, prompts)
     return _report(dtype, expected, without, gap, stored, untied, streamed=False)
 
 
@@ -273,10 +282,10 @@ def _set_tied(config: Any, tied: bool) -> None:
 
 def _report(
     dtype: torch.dtype,
-    expected: list[torch.Tensor],
-    without: list[torch.Tensor],
+    expected: torch.Tensor,
+    without: torch.Tensor,
     gap: float,
-    stored: list[torch.Tensor],
+    stored: torch.Tensor,
     untied: list[str],
     *,
     streamed: bool,
@@ -347,25 +356,25 @@ def _hollow(config: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _logits_of(
-    model: Any, weights: Mapping[str, torch.Tensor], prompts: list[torch.Tensor]
-) -> list[torch.Tensor]:
+def _logits_of(model: Any, weights: Mapping[str, torch.Tensor], prompts: Batch) -> torch.Tensor:
     """Logits of a model whose weights are read as the forward pass comes to them."""
     model.eval()
     cpu_offload(model, execution_device=torch.device("cpu"), state_dict=weights)
     try:
-        return [_logits(model, ids) for ids in prompts]
+        return _logits(model, prompts)
     finally:
         remove_hook_from_submodules(model)
 
 
 @torch.no_grad()
-def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    return model(input_ids=ids, use_cache=False).logits.float()
+def _logits(model: Any, prompts: Batch) -> torch.Tensor:
+    """Of every token that is none of the padding, one after the other."""
+    found = model(**prompts, use_cache=False).logits.float()
+    return found[prompts["attention_mask"].bool()]
 
 
-def _gap(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
-    return max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
+    return (one - other).abs().max().item()
 
 
 def _widest(stored: StoredWeights) -> torch.dtype:

@@ -28,6 +28,7 @@ TOKENS = 8  # of each answer whose distributions are compared
 LIKELIEST = 40  # tokens of a distribution that are kept
 NEARER = 0.5  # of the distance to the base: a quantized model lies near the trained one
 KNOWN = 0.5  # of the distributions, else what is known says too little
+LEAST = 1e-9  # probability of all others together, below which it is rounding
 MEASURABLE = 1e-4  # nats between base and trained model, below which neither is nearer
 
 # Log-probabilities of the likeliest next tokens after some token ids, by token id.
@@ -190,10 +191,12 @@ def _next_token(model: Any, prefix: list[int]) -> dict[int, float]:
 
 
 def _kl(p: dict[int, float], q: dict[int, float]) -> float:
-    """KL(p ‖ q) in nats over p's likeliest tokens; what q does not list has its least."""
-    least = min(q.values(), default=-20.0)
-    total = sum(math.exp(log_p) * (log_p - q.get(token, least)) for token, log_p in p.items())
-    return max(0.0, total)
+    """KL(p ‖ q) in nats over the tokens that both list and all others as one: a lower bound."""
+    both = p.keys() & q.keys()
+    known = sum(math.exp(p[token]) * (p[token] - q[token]) for token in both)
+    rest_p = max(1 - sum(math.exp(p[token]) for token in both), LEAST)
+    rest_q = max(1 - sum(math.exp(q[token]) for token in both), LEAST)
+    return max(0.0, known + rest_p * math.log(rest_p / rest_q))
 
 
 def _passed(scored: Sequence[Scored]) -> dict[str, float]:

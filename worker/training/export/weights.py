@@ -24,6 +24,7 @@ class StoredWeights(Mapping[str, torch.Tensor]):
                 self._where |= dict.fromkeys(tensors.keys(), Path(file))
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        # Opened anew each time: what stays mapped counts as memory of ours.
         with safe_open(self._where[name], "pt") as tensors:
             return tensors.get_tensor(name)
 

@@ -1,0 +1,29 @@
+"""What an export has made."""
+
+from typing import Any
+
+from pydantic import Field
+
+from dressage.spec.base import Spec
+from dressage.spec.merge import MergeReport
+from dressage.spec.parity import ParityReport
+
+
+class Registration(Spec):
+    """A model in an Ollama server."""
+
+    server: str
+    name: str
+    digest: str = Field(description="Of the GGUF file that was sent.")
+    base: str | None = Field(default=None, description="The model under it, for an adapter.")
+    parameters: dict[str, Any] = Field(description="Context length, stop tokens, temperature.")
+
+
+class ExportResult(Spec):
+    """Beside its file: how it came about, and whether it is what was trained."""
+
+    merge: MergeReport | None = Field(default=None, description="If an adapter was merged.")
+    parity: tuple[ParityReport, ...] = Field(
+        default=(), description="For each stage that was compared: `merged`, `gguf-…`, `ollama:…`."
+    )
+    ollama: Registration | None = None
