@@ -8,7 +8,19 @@ import sys
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+)
 
 from dressage.spec.status import Reason
 from tests.conftest import ROOT, TINY_MODEL
@@ -95,6 +107,40 @@ def test_bases_in_shards_with_untied_and_padded_vocabularies(merged, tmp_path):
     assert (report.streamed, model.config.vocab_size) == (True, 1152)
     assert model.config.tie_word_embeddings is False
     assert seen < 1e-3
+
+
+SHAPE = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "streamed"),
+    [
+        (LlamaConfig, {}, True),
+        (MistralConfig, {}, True),
+        (Qwen2Config, {}, True),
+        (Phi3Config, {"pad_token_id": 0}, True),
+        (Gemma2Config, {"head_dim": 16}, True),
+        (Gemma3TextConfig, {"head_dim": 16}, True),
+        (Qwen3MoeConfig, EXPERTS, False),  # stored by expert, computed in one
+    ],
+)
+def test_every_family(merged, tmp_path, family, options, streamed):
+    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
+    torch.manual_seed(1)
+    config = family(vocab_size=len(tokenizer), **SHAPE, **options)
+    AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(tmp_path / "base")
+    report, _, seen = merged(tmp_path / "base")
+    assert report.streamed is streamed
+    assert report.merge_gap < 1e-5
+    assert seen == pytest.approx(report.stored_gap, abs=1e-5)
+    assert report.stored_gap < report.adapter_effect / 20
 
 
 def test_a_merge_writes_shards_too(tmp_path, monkeypatch):

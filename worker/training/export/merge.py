@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import cpu_offload, init_empty_weights
-from accelerate.hooks import remove_hook_from_submodules
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
 from torch.nn import Parameter
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from dressage.spec.merge import MergeReport
 from dressage.spec.status import Reason
 from worker.training.export.disk import require_room
+from worker.training.export.logits import (
+    Batch,
+    empty_model,
+    largest_gap,
+    logits,
+    prompt_batch,
+    streamed_logits,
+)
 from worker.training.export.weights import Computed, StoredWeights, save_sharded, weights_of
 from worker.training.failures import RunFailure
 from worker.training.update.model import load_model
@@ -33,8 +39,6 @@ MERGE_TOLERANCE = 1e-3
 STORED_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 # Shares of the adapter's effect that rounding may take before it is an error, or a warning.
 LOST, BLURRED = 0.9, 0.5
-
-Batch = dict[str, torch.Tensor]  # token ids and attention mask
 
 
 def merge(
@@ -65,7 +69,7 @@ def merge(
             "whole ones; train on the model as it was published, with load_in_4bit",
         )
     tokenizer = AutoTokenizer.from_pretrained(adapter)
-    prompts = _batch(tokenizer, probes)
+    prompts = prompt_batch(tokenizer, probes)
     stored = weights_of(base)
     parts = _parts(adapter, config, stored)
     if parts is None:
@@ -148,15 +152,6 @@ class Parts:
         return result
 
 
-def _batch(tokenizer: Any, texts: Sequence[str]) -> Batch:
-    """All prompts at once: each layer's weights are read once for them."""
-    tokenizer = copy.deepcopy(tokenizer)
-    tokenizer.padding_side = "right"
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    batch = tokenizer(list(texts), return_tensors="pt", padding=True)
-    return {name: batch[name] for name in ("input_ids", "attention_mask")}
-
-
 def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | None:
     """None: it is not a matter of one weight after the other."""
     if stored is None or PeftConfig.from_pretrained(adapter).modules_to_save:
@@ -175,8 +170,7 @@ def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | 
     for name, tensor in whole.items():
         if name.endswith("embed_tokens.weight"):
             text.vocab_size = tensor.shape[0]  # tokens were added, or padding was taken away
-    with init_empty_weights():
-        hollow = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    hollow = empty_model(config)
     names = set(hollow.state_dict())
     shared = dict(hollow._tied_weights_keys or {}) if text.tie_word_embeddings else {}
     if names - set(shared) - set(stored) - set(whole):
@@ -210,13 +204,13 @@ def _merge_streamed(parts: Parts, out: Path, prompts: Batch) -> MergeReport:
         and not torch.equal(merged[name], merged[source])
     ]
     names = [n for n in parts.names if n not in parts.shared or n in untied or n in parts.base]
-    with_adapter = _logits_of(parts.model, _wrapped(parts), prompts)
+    with_adapter = streamed_logits(parts.model, _wrapped(parts), prompts)
     with parts.model.disable_adapter():
-        without = _logits_of(parts.model, _wrapped(parts), prompts)
+        without = streamed_logits(parts.model, _wrapped(parts), prompts)
     if untied:
         _set_tied(parts.config, False)
-    alone = _hollow(parts.config)
-    gap = _gap(_logits_of(alone, merged, prompts), with_adapter)
+    alone = empty_model(parts.config)
+    gap = largest_gap(streamed_logits(alone, merged, prompts), with_adapter)
     _check(gap, MERGE_TOLERANCE, "the merged model")
     rounded = Computed(names, lambda name: parts.merged(name).to(_dtype_of(parts, name)))
     save_sharded(rounded, out)
@@ -229,7 +223,7 @@ def _merge_streamed(parts: Parts, out: Path, prompts: Batch) -> MergeReport:
         parts.names,
         lambda name: written[name if name in written else sources[name]].float(),
     )
-    stored = _logits_of(_hollow(parts.config), read, prompts)
+    stored = streamed_logits(empty_model(parts.config), read, prompts)
     return _report(parts.dtype, with_adapter, without, gap, stored, untied, streamed=True)
 
 
@@ -237,18 +231,18 @@ def _merge_whole(adapter: Path, base: str, out: Path, prompts: Batch, config: An
     """For what is not a matter of one weight after the other: all in memory, in float32."""
     log.warning("this adapter and the files of %s do not fit by name: merged in memory", base)
     model = load_model(base, dtype="float32", use_cpu=True).eval()
-    without = _logits(model, prompts)
+    without = logits(model, prompts)
     tied = _untie(model)
     with_adapter = PeftModel.from_pretrained(model, adapter).eval()
-    expected = _logits(with_adapter, prompts)
+    expected = logits(with_adapter, prompts)
     merged = with_adapter.merge_and_unload()
-    gap = _gap(_logits(merged, prompts), expected)
+    gap = largest_gap(logits(merged, prompts), expected)
     _check(gap, MERGE_TOLERANCE, "the merged model")
     untied = [] if _tied_again(merged, tied) else [*tied]
     dtype = config.dtype if config.dtype in STORED_TOLERANCE else torch.float32
     merged.to(dtype).save_pretrained(out)
     written = load_model(str(out), dtype="float32", use_cpu=True).eval()
-    stored = _logits(written, prompts)
+    stored = logits(written, prompts)
     return _report(dtype, expected, without, gap, stored, untied, streamed=False)
 
 
@@ -290,7 +284,7 @@ def _report(
     *,
     streamed: bool,
 ) -> MergeReport:
-    effect, stored_gap = _gap(expected, without), _gap(stored, expected)
+    effect, stored_gap = largest_gap(expected, without), largest_gap(stored, expected)
     tolerance = STORED_TOLERANCE[dtype]
     if effect == 0:
         raise RunFailure(
@@ -349,32 +343,6 @@ def _wrapped(parts: Parts) -> Mapping[str, torch.Tensor]:
         return parts.original(plain)
 
     return Computed([*parts.model.state_dict()], find)
-
-
-def _hollow(config: Any) -> Any:
-    with init_empty_weights():
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-
-
-def _logits_of(model: Any, weights: Mapping[str, torch.Tensor], prompts: Batch) -> torch.Tensor:
-    """Logits of a model whose weights are read as the forward pass comes to them."""
-    model.eval()
-    cpu_offload(model, execution_device=torch.device("cpu"), state_dict=weights)
-    try:
-        return _logits(model, prompts)
-    finally:
-        remove_hook_from_submodules(model)
-
-
-@torch.no_grad()
-def _logits(model: Any, prompts: Batch) -> torch.Tensor:
-    """Of every token that is none of the padding, one after the other."""
-    found = model(**prompts, use_cache=False).logits.float()
-    return found[prompts["attention_mask"].bool()]
-
-
-def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    return (one - other).abs().max().item()
 
 
 def _widest(stored: StoredWeights) -> torch.dtype:
