@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,7 +36,8 @@ class OllamaServer:
 
     Attributes:
         models: What was made, by lower-case name with tag.
-        fault: What goes wrong next: `cut upload`, `cut create`, `full`, `error line`, `busy`.
+        fault: What goes wrong next: `cut upload`, `cut create`, `full`, `slow`,
+            `error line`, `busy`.
         asked: Every request as (method, path).
     """
 
@@ -195,6 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.ollama.take_fault("cut upload"):
             self.rfile.read(10)
             return self._hang_up()
+        if self.ollama.take_fault("slow"):
+            time.sleep(2)
         if self.ollama.take_fault("full"):
             self._body()
             return self._error(500, "write /root/.ollama: no space left on device")

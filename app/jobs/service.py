@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.artifacts import objects
@@ -155,7 +156,8 @@ async def export_again(
 ) -> tuple[ExportRow, bool]:
     """Queue a follow-up task on a trained job. Returns it, and whether it is (queued) anew.
 
-    One that waits, runs or has succeeded is what was asked for; one that failed is tried again.
+    One that waits, runs or has succeeded is what was asked for; one that failed is tried again, and
+    one that is wanted with other options is made again.
 
     Raises:
         NotFound: There is no such job.
@@ -173,7 +175,7 @@ async def export_again(
         raise JobInvalid.of(problems)
     name = export_name(wanted)
     row = await repository.export_named(session, job.id, name)
-    if row and row.status not in (ExportStatus.FAILED, ExportStatus.CANCELLED):
+    if row and not _asked_anew(row, wanted):
         return row, False
     if row is None:
         row = ExportRow(id=new_id("export"), job_id=job.id, name=name, spec={}, status="")
@@ -187,6 +189,14 @@ async def export_again(
     await append_events(session, job.id, [EventDraft(EventType.EXPORT, data)])
     doorbell.exports()
     return row, True
+
+
+def _asked_anew(row: ExportRow, wanted: ExportSpec) -> bool:
+    """Whether an export has to be made (again): it failed, or is wanted in another way."""
+    if row.status in (ExportStatus.FAILED, ExportStatus.CANCELLED):
+        return True
+    done: ExportSpec = TypeAdapter(ExportSpec).validate_python(row.spec)
+    return row.status == ExportStatus.SUCCEEDED and done != wanted
 
 
 async def cancel(session: AsyncSession, team: str | None, job_id: str) -> JobRow:

@@ -1,6 +1,5 @@
 """A synchronous client on httpx."""
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from pydantic import TypeAdapter
 
 from dressage.authoring.suite import Suite
 from dressage.client.config import stored_key
-from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
+from dressage.client.download import download
+from dressage.client.errors import ApiError, ServiceUnreachable
 from dressage.spec.artifact import Artifact
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.generation import Generation, GenerationSpec
@@ -33,7 +33,6 @@ from dressage.spec.team import (
 
 DEFAULT_URL = "http://127.0.0.1:8400"
 RECONNECT_SECONDS = 1.0
-CHUNK = 1 << 20
 
 
 class Client:
@@ -296,32 +295,11 @@ class Client:
         """Download a file; what a broken download left behind is continued.
 
         Raises:
+            ServiceUnreachable: Nothing more comes after several tries; what came is kept.
             DownloadCorrupt: The checksum is wrong; the partial file is removed.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        target = folder / artifact.name
-        partial = target.with_name(f".{artifact.name}.{artifact.sha256[:12]}.partial")
-        have = partial.stat().st_size if partial.is_file() else 0
-        if have < artifact.size:
-            headers = {"Range": f"bytes={have}-"} if have else {}
-            url = f"/jobs/{job_id}/artifacts/{artifact.name}"
-            with self._http.stream(
-                "GET", url, headers=headers, timeout=None, follow_redirects=True
-            ) as response:
-                if response.status_code >= 400:
-                    response.read()
-                    raise ApiError.from_response(response)
-                mode = "ab" if response.status_code == httpx.codes.PARTIAL_CONTENT else "wb"
-                with partial.open(mode) as file:
-                    for chunk in response.iter_bytes(CHUNK):
-                        file.write(chunk)
-        with partial.open("rb") as file:
-            checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        if checksum != artifact.sha256:
-            partial.unlink()
-            raise DownloadCorrupt(f"{artifact.name}: the checksum is wrong; download it again")
-        partial.replace(target)
-        return target
+        url = f"/jobs/{job_id}/artifacts/{artifact.name}"
+        return download(self._http, url, artifact, folder)
 
     def _worker(self, worker_id: str, action: str) -> Worker:
         response = self._send("POST", f"/workers/{worker_id}/{action}")

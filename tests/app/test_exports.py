@@ -38,6 +38,12 @@ def test_an_export_is_made_once_and_again_when_it_failed(api, trained, database_
     retried = api.post(url, json={"type": "gguf", "quantization": "f16"})
     assert (retried.status_code, retried.json()["id"]) == (201, first.json()["id"])
     assert (retried.json()["status"], retried.json()["message"]) == ("queued", None)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("UPDATE exports SET status = 'succeeded'")
+    done = api.post(url, json={"type": "gguf", "quantization": "f16"})
+    assert (done.status_code, done.json()["status"]) == (200, "succeeded")
+    compared = api.post(url, json={"type": "gguf", "quantization": "f16", "parity_cases": 8})
+    assert (compared.status_code, compared.json()["status"]) == (201, "queued")
     assert [e["name"] for e in api.get(url).json()] == ["gguf-f16"]
     assert api.get(f"/jobs/{trained}").json()["status"] == "succeeded"
 

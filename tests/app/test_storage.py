@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import os
+import subprocess
+import sys
 import uuid
 
 import httpx
@@ -18,7 +20,7 @@ from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.exceptions import RangeNotSatisfiable
 from app.main import create_app
 from app.storage import ChecksumMismatch, StorageAway, open_storage
-from tests.conftest import bearer
+from tests.conftest import ROOT, bearer
 from tests.s3_server import S3Server
 
 
@@ -75,6 +77,32 @@ def test_a_file_comes_back_as_it_was(storage, tmp_path):
     storage.remove(sha256)
     with pytest.raises(FileNotFoundError):
         storage.read(sha256)
+
+
+STREAM = """
+import asyncio, resource, sys
+from app.storage import open_storage
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+async def go(storage, sha256, size):
+    return sum([len(chunk) async for chunk in storage.stream(sha256, 0, size)])
+storage = open_storage(sys.argv[1], links=False)
+small, big = sys.argv[2].split(","), sys.argv[3].split(",")
+asyncio.run(go(storage, small[0], int(small[1])))
+before = peak()
+assert asyncio.run(go(storage, big[0], int(big[1]))) == int(big[1])
+print(peak() - before)
+"""
+
+
+def test_memory_is_that_of_a_piece_whatever_the_file(storage, where, tmp_path):
+    files = []
+    for size in (1 << 20, 400 << 20):
+        path, sha256 = big_file(tmp_path, size)
+        storage.put_file(path, sha256)
+        files.append(f"{sha256},{size}")
+    command = [sys.executable, "-c", STREAM, where, *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert int(done.stdout) < 60 << 20
 
 
 def test_a_file_that_is_not_the_announced_one_is_not_stored(storage, tmp_path):

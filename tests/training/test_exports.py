@@ -242,13 +242,16 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_converted(export, ol
     [
         ("cut upload", "ollama_unavailable"),
         ("full", "ollama_unavailable"),
+        ("slow", "ollama_unavailable"),
         ("cut create", "ollama_unavailable"),
         ("error line", "ollama_refused"),
     ],
 )
 def test_a_server_that_fails_leaves_no_half_model_and_the_file_is_kept(
-    export, ollama, fault, reason
+    export, ollama, fault, reason, monkeypatch
 ):
+    if fault == "slow":
+        monkeypatch.setattr("worker.training.export.ollama.SILENT_SECONDS", 0.5)
     ollama.fault = fault
     _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url)
     assert manifest["failure"]["reason"] == reason
@@ -294,12 +297,13 @@ def test_what_is_not_what_was_trained_is_not_registered_unless_it_may_be(
 def test_digests_are_those_of_the_files(ollama, tmp_path):
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF" + b"x" * 100_000)
-    server = Ollama(ollama.url)
-    digest = server.upload(file)
+    server, said = Ollama(ollama.url), []
+    digest = server.upload(file, said.append)
     assert (ollama.blobs / digest.removeprefix("sha256:")).read_bytes() == file.read_bytes()
     asked = len(ollama.asked)
-    assert server.upload(file) == digest
+    assert server.upload(file, said.append) == digest
     assert ollama.asked[asked:] == [("HEAD", f"/api/blobs/{digest}")]
+    assert said == ["uploaded 100 % of 0.1 MB", "has x.gguf already"]
 
 
 @pytest.fixture
@@ -308,7 +312,9 @@ def with_base(ollama, tmp_path):
     path = tmp_path / "base.gguf"
     convert(TINY_MODEL, path, "f16", {})
     server = Ollama(ollama.url)
-    server.create({"model": "tiny:base", "files": {path.name: server.upload(path)}}, lambda _: None)
+    server.create(
+        {"model": "tiny:base", "files": {path.name: server.upload(path, print)}}, lambda _: None
+    )
     return ollama
 
 

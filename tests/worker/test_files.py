@@ -2,8 +2,10 @@
 
 import asyncio
 import dataclasses
+import errno
 import hashlib
 import io
+import shutil
 import tarfile
 import threading
 
@@ -77,6 +79,35 @@ def test_checkpoints_of_all_attempts_are_kept(api, context, submit, job_spec):
     events = api.get(f"/jobs/{job_id}/events", params={"type": "artifact", "limit": 1000}).json()
     said = [event["data"]["name"] for event in events["items"]]
     assert sorted(said) == names(api, job_id)  # each once
+
+
+def test_checkpoints_that_cannot_be_stored_do_not_change_how_a_job_ends(
+    api, context, submit, job_spec, monkeypatch
+):
+    def full(source, sha256):
+        raise OSError(errno.ENOSPC, "no space left on device")
+
+    monkeypatch.setattr(context.storage, "put_file", full)
+    job_id = submit("steps 2 then fails", training=keeping(job_spec, 2))
+    work(context)
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", "user_code_error")
+    (warning,) = api.get(f"/jobs/{job_id}/events", params={"type": "warning"}).json()["items"]
+    assert warning["data"]["code"] == "checkpoints_not_stored"
+
+
+def test_an_export_without_room_for_its_files_is_tried_again(api, context, submit, monkeypatch):
+    job_id = submit("ok", exports=[{"type": "gguf"}])
+    work(context)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 1))
+    assert export(context)
+    (waiting,) = api.get(f"/jobs/{job_id}").json()["exports"]
+    assert (waiting["status"], waiting["reason"]) == ("queued", "disk_full")
+    assert "GB are needed" in waiting["message"]
+    monkeypatch.undo()
+    assert export(context)
+    assert api.get(f"/jobs/{job_id}").json()["status"] == "succeeded"
+    assert not [*context.runs_dir.glob("*/gguf-*")]  # nothing of an export is left on the worker
 
 
 def test_keeping_checkpoints_needs_some(api, suite, job_spec):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import shutil
 
 import structlog
@@ -56,14 +57,15 @@ async def run_next_export(context: WorkerContext) -> bool:
             try:
                 if trained is None:  # removed since it was asked for
                     await work.settle(Outcome(None, Reason.FILES_REMOVED, "its files are gone"))
-                    return True
-                await patiently(context, work, lambda: work.prepare(job, suite, trained))
-                await work.run()
+                else:
+                    await patiently(context, work, lambda: work.prepare(job, suite, trained))
+                    await work.run()
             except StaleLease:
                 raise
             except Exception as error:
                 log.exception("export.not_settled")
                 await work.settle(outcome_of(error))
+        await asyncio.to_thread(work.clean)
     return True
 
 
@@ -79,6 +81,11 @@ class ExportRun:
         """Lay out the run directory."""
         self._run.mkdir(parents=True, exist_ok=True)  # a second time when the store was away
         storage = self._context.storage
+        needed, free = 2 * trained.size, shutil.disk_usage(self._run).free  # packed and unpacked
+        if free < needed:
+            raise OSError(
+                errno.ENOSPC, f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free"
+            )
         job_spec = JobSpec.model_validate(job.spec)
         spec = ExportRunSpec(
             export=self._lease.spec,
@@ -108,8 +115,10 @@ class ExportRun:
                 await self.settle(read_outcome(self._run, child.returncode))
         finally:
             await child.kill()
-        if ending is not Ending.STALE:
-            await asyncio.to_thread(shutil.rmtree, self._run, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Remove the run directory: it has copies alone, and no other attempt uses it."""
+        shutil.rmtree(self._run, ignore_errors=True)
 
     async def heartbeat(self) -> JobStatus:
         """Keep the lease; the job's status."""

@@ -137,7 +137,7 @@ class JobRun:
         try:
             ending = await watch(self._context, child, self)
             log.info("child.ended", ending=ending, returncode=child.returncode)
-            if ending in (Ending.EXITED, Ending.CANCELLED, Ending.STALLED):
+            if ending in (Ending.EXITED, Ending.CANCELLED):
                 await self._keep_checkpoints()
             if ending is Ending.STALLED:
                 await self._stalled(child)
@@ -181,20 +181,32 @@ class JobRun:
         await until_stored(lambda: self._failed(outcome))
 
     async def _keep_checkpoints(self) -> None:
-        """Store what this and earlier attempts have kept, however they ended."""
+        """Store what this and earlier attempts have kept, however they ended.
+
+        What hinders it is said in the job, and does not change how it ended.
+        """
         runs = [
             self._run.with_name(f"attempt-{number}") for number in range(1, self._lease.attempt + 1)
         ]
         for run in runs:
             files = kept(run)
-            if files:
+            if not files:
+                continue
+            problem = None
+            try:
                 await store_files(self._context, self._sessions, self, run, files)
-                await until_stored(partial(self._register, files))
+            except OSError as error:
+                problem = f"checkpoints were not stored: {error}"
+                files = ()
+            await until_stored(partial(self._register, files, problem))
 
-    async def _register(self, files: Sequence[ProducedFile]) -> None:
+    async def _register(self, files: Sequence[ProducedFile], problem: str | None) -> None:
         async with unit_of_work(self._sessions) as session:
             job, _ = await fenced(session, self._lease)
             await register_files(session, job.id, files)
+            if problem:
+                data = {"code": "checkpoints_not_stored", "message": problem}
+                await append_events(session, job.id, [EventDraft(EventType.WARNING, data)])
 
     async def _settle(self, outcome: Outcome) -> None:
         manifest = outcome.manifest
@@ -232,6 +244,7 @@ class JobRun:
     async def _stalled(self, child: ChildProcess) -> None:
         stacks = await dump_stacks(self._run)
         await child.kill()
+        await self._keep_checkpoints()
         seconds = self._context.stall_seconds
         message = f"no progress for {seconds:g} s"
 

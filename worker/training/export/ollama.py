@@ -62,17 +62,18 @@ class Ollama:
         models = self._json("GET", "/api/tags").get("models") or []
         return full_name(name) in {full_name(str(model["name"])) for model in models}
 
-    def upload(self, file: Path) -> str:
+    def upload(self, file: Path, progress: Callable[[str], None]) -> str:
         """Send a file, unless the server has it. Returns its digest."""
         with file.open("rb") as content:
             digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
         path = f"/api/blobs/{digest}"
         if self._send("HEAD", path, allow=(404,)).status_code == httpx.codes.OK:
-            log.info("the server has %s already", file.name)
+            progress(f"has {file.name} already")
             return digest
+        size = file.stat().st_size
         with file.open("rb") as content:
-            chunks = iter(lambda: content.read(CHUNK), b"")
-            headers = {"Content-Length": str(file.stat().st_size)}
+            headers = {"Content-Length": str(size)}
+            chunks = _told(iter(lambda: content.read(CHUNK), b""), size, progress)
             self._send("POST", path, content=chunks, headers=headers)
         return digest
 
@@ -187,6 +188,17 @@ class Ollama:
             said = response.text[:300] or f"status {response.status_code}"
         text = f"{self._url}: {said}"
         return _unavailable(text) if response.status_code >= 500 else _refused(text)
+
+
+def _told(chunks: Iterator[bytes], size: int, progress: Callable[[str], None]) -> Iterator[bytes]:
+    """The same chunks, with a word at every tenth of the whole."""
+    sent, said = 0, 0
+    for chunk in chunks:
+        yield chunk
+        sent += len(chunk)
+        if sent * 10 // size > said:
+            said = sent * 10 // size
+            progress(f"uploaded {said * 10} % of {size / 1e6:.1f} MB")
 
 
 def full_name(name: str) -> str:

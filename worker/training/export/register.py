@@ -72,16 +72,17 @@ def register(
     Raises:
         RunFailure: The server refuses it or is away, or it is not what was trained.
     """
-    digest = server.upload(file)
+
+    def say(status: str) -> None:
+        run.emit(EventType.LOG, level="info", message=f"Ollama: {status}")
+
+    digest = server.upload(file, say)
     sent = {file.name: digest}
     request = {
         **({"from": export.base, "adapters": sent} if export.base else {"files": sent}),
         "parameters": _parameters(export, agent),
         **({"system": spec.job.agent.instructions} if export.system_prompt else {}),
     }
-
-    def say(status: str) -> None:
-        run.emit(EventType.LOG, level="info", message=f"Ollama: {status}")
 
     with _staged(server, export, spec.job_id) as staging:
         server.create({"model": staging, **request}, say)

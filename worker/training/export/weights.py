@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-SHARD_BYTES = 2 * 10**9
+SHARD_BYTES = 500 * 10**6  # written from memory, so twice that is held
 
 
 class StoredWeights(Mapping[str, torch.Tensor]):
