@@ -182,6 +182,7 @@ class _Handler(BaseHTTPRequestHandler):
                 {
                     "capabilities": made["capabilities"],
                     "parameters": made["parameters"],
+                    "modelfile": modelfile(made),
                     "model_info": made["model_info"],
                 },
             )
@@ -328,6 +329,16 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(content).encode() + b"\n"
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
+
+
+def modelfile(made):
+    files = [("FROM", made["digest"]), ("ADAPTER", made.get("adapter"))]
+    lines = [
+        f"{word} /root/.ollama/models/blobs/{digest.replace(':', '-')}"
+        for word, digest in files
+        if digest
+    ]
+    return "\n".join([*lines, *(f"PARAMETER {name}" for name in made["parameters"])])
 
 
 def read_gguf(path):

@@ -24,7 +24,11 @@ PASSING = (Reason.OLLAMA_UNAVAILABLE, Reason.STORAGE_UNAVAILABLE, Reason.DISK_FU
 
 @dataclass(frozen=True)
 class ExportLease:
-    """A worker's claim on one attempt of an export."""
+    """A worker's claim on one attempt of an export.
+
+    Attributes:
+        result: Of an earlier attempt, or of the same export as it was asked for before.
+    """
 
     export_id: str
     job_id: str
@@ -32,6 +36,7 @@ class ExportLease:
     spec: dict[str, Any]
     attempt: int
     token: str
+    result: dict[str, Any] | None
 
 
 async def claim_export(session: AsyncSession) -> ExportLease | None:
@@ -51,7 +56,13 @@ async def claim_export(session: AsyncSession) -> ExportLease | None:
     export.heartbeats = export.relayed = 0
     await _switch(session, export, ExportStatus.RUNNING)
     return ExportLease(
-        export.id, export.job_id, export.name, export.spec, export.attempts, export.lease_token
+        export.id,
+        export.job_id,
+        export.name,
+        export.spec,
+        export.attempts,
+        export.lease_token,
+        export.result,
     )
 
 

@@ -57,11 +57,16 @@ def job(job_spec):
 def export(tmp_path, arithmetic, job, adapter):
     """`export({...})`: run one export of the adapter; the directory, and its manifest."""
 
-    def go(spec, *, url=None):
+    def go(spec, *, url=None, **options):
         folder = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         run_spec = ExportRunSpec(
-            export=spec, job=job, job_id="job_1", trained=ArtifactKind.ADAPTER, ollama_url=url
+            export=spec,
+            job=job,
+            job_id="job_1",
+            trained=ArtifactKind.ADAPTER,
+            ollama_url=url,
+            **options,
         )
         (folder / SPEC).write_text(run_spec.model_dump_json())
         (folder / SUITE).write_bytes(arithmetic.to_archive())
@@ -227,7 +232,8 @@ def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_converted(export, ollama):
-    ollama.models["calc-agent:latest"] = {"name": "Calc-Agent:latest", "digest": "old"}
+    other = {"name": "Calc-Agent:latest", "digest": "old", "capabilities": [], "model_info": {}}
+    ollama.models["calc-agent:latest"] = {**other, "parameters": {}}
     with pytest.raises(RunFailure, match="choose another name, or set overwrite") as caught:
         export(ollama_spec(), url=ollama.url)
     assert caught.value.reason is Reason.OLLAMA_REFUSED
@@ -292,6 +298,28 @@ def test_what_is_not_what_was_trained_is_not_registered_unless_it_may_be(
     assert manifest["failure"] is None
     assert set(ollama.models) == {"calc-agent:latest"}
     assert any(event.get("code") == "parity" for event in events_of(run, "warning"))
+
+
+def test_an_attempt_after_one_that_registered_and_was_lost_registers_the_same(export, ollama):
+    spec = ollama_spec(parity_cases=0)
+    export(spec, url=ollama.url)
+    _, manifest = export(spec, url=ollama.url, attempt=2)
+    assert manifest["failure"] is None
+    assert set(ollama.models) == {"calc-agent:latest"}
+    ollama.models["calc-agent:latest"]["digest"] = "sha256:" + "0" * 64  # somebody else's by now
+    _, manifest = export(spec, url=ollama.url, attempt=2)
+    assert manifest["failure"]["reason"] == "ollama_refused"
+    assert "choose another name" in manifest["failure"]["message"]
+
+
+def test_a_model_of_the_export_itself_may_be_made_with_other_options(export, ollama):
+    _, first = export(ollama_spec(parity_cases=0), url=ollama.url)
+    digest = first["result"]["ollama"]["digest"]
+    changed = ollama_spec(parity_cases=0, system_prompt=True, quantization="f16")
+    _, manifest = export(changed, url=ollama.url, registered=digest)
+    assert manifest["failure"] is None
+    assert ollama.models["calc-agent:latest"]["system"].startswith("Solve the exercise.")
+    assert ollama.models["calc-agent:latest"]["digest"] != digest
 
 
 def test_digests_are_those_of_the_files(ollama, tmp_path):

@@ -26,7 +26,7 @@ def play(run):
         "server": spec["ollama_url"],
         "name": "x",
         "digest": "y",
-        "parameters": {"trained": trained},
+        "parameters": {"trained": trained, "registered": spec["registered"]},
     }
     run.finish(Manifest(files=(file,), result={"ollama": registration}, failure=failure))
 

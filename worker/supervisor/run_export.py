@@ -93,6 +93,8 @@ class ExportRun:
             job_id=job.id,
             trained=ArtifactKind.ADAPTER if job_spec.training.lora else ArtifactKind.MODEL,
             ollama_url=self._lease.spec.get("server") or self._first_ollama(),
+            attempt=self._lease.attempt,
+            registered=((self._lease.result or {}).get("ollama") or {}).get("digest"),
         )
         (self._run / SPEC).write_text(spec.model_dump_json(indent=1))
         storage.fetch(trained.sha256, self._run / INPUT)

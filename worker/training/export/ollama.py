@@ -6,7 +6,7 @@ Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Ollama:
 
     def __init__(self, url: str) -> None:
         timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
-        self._url = url
+        self.url = url
         self._http = httpx.Client(base_url=url, timeout=timeout, follow_redirects=False)
 
     def version(self) -> str:
@@ -87,11 +87,17 @@ class Ollama:
                 status = str(line["status"])
                 progress(status)
         if status != "success":
-            raise _unavailable(f"{self._url} ended before it had made the model ({status!r})")
+            raise _unavailable(f"{self.url} ended before it had made the model ({status!r})")
 
     def capabilities(self, name: str) -> list[str]:
         """What a model can do: `completion`, `tools` and others."""
         return list(self._json("POST", "/api/show", json={"model": name}).get("capabilities") or [])
+
+    def is_made_of(self, name: str, digests: Sequence[str | None]) -> bool:
+        """Whether one of these files is in a model."""
+        modelfile = str(self._json("POST", "/api/show", json={"model": name}).get("modelfile"))
+        # As `FROM /…/blobs/sha256-…`, and for an adapter `ADAPTER /…/blobs/sha256-…`.
+        return any(digest and digest.replace(":", "-") in modelfile for digest in digests)
 
     def shape(self, name: str) -> ModelShape:
         """Architecture and size of a model, as it says itself."""
@@ -159,14 +165,14 @@ class Ollama:
                     if line.strip():
                         yield json.loads(line)
         except (httpx.TransportError, ValueError) as error:
-            raise _unavailable(f"{self._url} broke off: {error or type(error).__name__}") from error
+            raise _unavailable(f"{self.url} broke off: {error or type(error).__name__}") from error
 
     def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         response = self._send(method, path, **options)
         try:
             return dict(response.json())
         except ValueError as error:
-            raise _unavailable(f"{self._url} does not answer as Ollama does") from error
+            raise _unavailable(f"{self.url} does not answer as Ollama does") from error
 
     def _send(
         self, method: str, path: str, *, allow: tuple[int, ...] = (), **options: Any
@@ -175,7 +181,7 @@ class Ollama:
             response = self._http.request(method, path, **options)
         except httpx.TransportError as error:
             raise _unavailable(
-                f"{self._url} does not answer: {error or type(error).__name__}"
+                f"{self.url} does not answer: {error or type(error).__name__}"
             ) from error
         if response.status_code >= 300 and response.status_code not in allow:
             raise self._failure(response)
@@ -186,7 +192,7 @@ class Ollama:
             said = response.json()["error"]
         except (ValueError, KeyError, TypeError):
             said = response.text[:300] or f"status {response.status_code}"
-        text = f"{self._url}: {said}"
+        text = f"{self.url}: {said}"
         return _unavailable(text) if response.status_code >= 500 else _refused(text)
 
 

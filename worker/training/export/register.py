@@ -45,12 +45,8 @@ def ready_server(spec: ExportRunSpec, export: OllamaExport) -> Ollama:
             f"Ollama {version} does not use the chat template inside a GGUF, so what it served "
             f"would not be what was trained; {'.'.join(map(str, OLDEST_OLLAMA))} or newer does",
         )
-    if not export.overwrite and server.has(export.name):
-        raise RunFailure(
-            Reason.OLLAMA_REFUSED,
-            f"{spec.ollama_url} has a model {full_name(export.name)!r}; choose another name, or "
-            "set overwrite",
-        )
+    if spec.attempt == 1:
+        _require_free_name(server, export, [spec.registered])
     if export.base:
         _require_base(server, export.base, spec.job.agent.model)
     return server
@@ -77,6 +73,8 @@ def register(
         run.emit(EventType.LOG, level="info", message=f"Ollama: {status}")
 
     digest = server.upload(file, say)
+    # Again, now that the file is known: an earlier attempt may have registered it, and been lost.
+    _require_free_name(server, export, [spec.registered, digest])
     sent = {file.name: digest}
     request = {
         **({"from": export.base, "adapters": sent} if export.base else {"files": sent}),
@@ -125,6 +123,17 @@ def stop_at_problems(export: OllamaExport, agent: TrainedAgent) -> None:
             f"{report.served} is not what was trained: {', '.join(report.problems)}; it was not "
             "registered (set on_problem to flag to register it all the same)",
         )
+
+
+def _require_free_name(server: Ollama, export: OllamaExport, ours: list[str | None]) -> None:
+    """A model that this export has made itself is no obstacle."""
+    if export.overwrite or not server.has(export.name) or server.is_made_of(export.name, ours):
+        return
+    raise RunFailure(
+        Reason.OLLAMA_REFUSED,
+        f"{server.url} has a model {full_name(export.name)!r}; choose another name, or set "
+        "overwrite",
+    )
 
 
 def _require_base(server: Ollama, name: str, base: str) -> None:

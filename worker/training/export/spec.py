@@ -26,3 +26,7 @@ class ExportRunSpec(Spec):
     job_id: str
     trained: ArtifactKind
     ollama_url: str | None = Field(default=None, description="For Ollama: the server.")
+    attempt: int = Field(default=1, description="An earlier one may have got to its end unseen.")
+    registered: str | None = Field(
+        default=None, description="Digest of the file that this export has registered before."
+    )
