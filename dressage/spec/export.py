@@ -53,6 +53,7 @@ class GgufAdapterExport(_Export):
 
     type: Literal["gguf_adapter"]
     quantization: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
+    parity_cases: ParityCases = 0
 
 
 class OllamaExport(_Export):

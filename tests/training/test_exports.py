@@ -178,11 +178,16 @@ def test_a_full_disk_is_known_before_the_conversion(export, monkeypatch):
 
 
 def test_an_adapter_as_gguf(export, adapter, tmp_path):
-    run, manifest = export({"type": "gguf_adapter"})
+    run, manifest = export({"type": "gguf_adapter", "parity_cases": CASES})
     path = run.artifacts / "adapter-f16.gguf"
     assert path.read_bytes()[:4] == b"GGUF"
     assert path.stat().st_size < 500_000
     assert manifest["files"][0]["kind"] == "gguf_adapter"
+    (report,) = manifest["result"]["parity"]
+    assert (report["served"], report["problems"], report["same_prompt"]) == (
+        *("adapter-f16", [], 1.0),
+    )
+    assert report["kl"] < report["kl_base"] / 2  # loaded on its base, it changes what it should
     assert str(TINY_MODEL).encode() not in path.read_bytes()  # no path of ours leaves the house
 
 

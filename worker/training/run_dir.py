@@ -127,7 +127,8 @@ class RunDirectory:
             with tarfile.open(fileobj=target, mode="w") as archive:
                 for file in sorted(folder.rglob("*")):
                     if not any(fnmatch(file.name, pattern) for pattern in without):
-                        archive.add(file, f"{top or kind}/{file.relative_to(folder)}", False)
+                        inside = f"{top or kind}/{file.relative_to(folder)}"
+                        archive.add(file, arcname=inside, recursive=False)
 
         write_whole(self.artifacts / name, write)
         return self.describe(name, kind)

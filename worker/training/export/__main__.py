@@ -22,7 +22,14 @@ from dressage.spec.export import (
 )
 from dressage.spec.status import Reason
 from worker.training.export.agent import TrainedAgent, trained_agent
-from worker.training.export.gguf import GgufModel, check_answers, convert, convert_adapter
+from worker.training.export.gguf import (
+    GgufModel,
+    check_answer,
+    convert,
+    convert_adapter,
+    convert_base,
+    loaded,
+)
 from worker.training.export.merge import merge
 from worker.training.export.register import ready_server, register, stop_at_problems
 from worker.training.export.spec import ExportRunSpec, Question
@@ -52,14 +59,15 @@ def run_export(run: RunDirectory) -> None:
 
         said = answer(spec.job, export.request, trained, spec.trained, suite)
         run.finish(Manifest(files=(), result=said.model_dump(mode="json")))
-    elif isinstance(export, GgufAdapterExport):
-        file = _adapter_file(run, spec, export, trained)
-        run.finish(Manifest(files=(file,)))
     else:
         # Asked first: a server that cannot take the model is known before the work for it.
         server = ready_server(spec, export) if isinstance(export, OllamaExport) else None
         with trained_agent(run, spec, trained, suite) as agent:
-            if isinstance(export, MergedExport):
+            if isinstance(export, GgufAdapterExport):
+                file = _adapter_file(run, spec, export, agent)
+                _run_on_base(run, spec, file, agent)
+                run.finish(Manifest(files=(file,), result=agent.result()))
+            elif isinstance(export, MergedExport):
                 model, result = _whole_model(run, spec, agent)
                 file = run.pack(model, ArtifactKind.MERGED, name=export_file(export))
                 run.finish(Manifest(files=(file,), result={**result, **agent.result()}))
@@ -77,7 +85,7 @@ def _registered(
     """The file is kept also when it could not be registered."""
     result: dict[str, Any] = {}
     if export.base:
-        file = _adapter_file(run, spec, export, agent.trained)
+        file = _adapter_file(run, spec, export, agent)
     else:
         file, result = _model_file(run, spec, export, agent)
     failure = None
@@ -99,17 +107,30 @@ def _model_file(
     path = run.artifacts / name
     quantization = file_quantization(export)
     convert(model, path, quantization, _metadata(spec))
-    for messages in agent.probes():
-        check_answers(path, messages, agent.tools, agent.context)
-    if agent.is_compared:
-        gguf = GgufModel(path, context_length=agent.context)
-        limit = spec.job.training.max_completion_length
-        agent.compare(
-            f"gguf-{quantization}",
-            lambda messages, tools: gguf.respond(messages, tools, max_tokens=limit),
-            gguf.next_token,
-        )
+    _run_gguf(loaded(path, context_length=agent.context), f"gguf-{quantization}", agent)
     return run.describe(name, ArtifactKind.GGUF), result
+
+
+def _run_gguf(model: GgufModel, name: str, agent: TrainedAgent) -> None:
+    """A file is not done before it has answered, and was compared if that was asked for."""
+    for messages in agent.probes():
+        check_answer(model, messages, agent.tools)
+    limit = agent.job.training.max_completion_length
+    agent.compare(
+        name,
+        lambda messages, tools: model.respond(messages, tools, max_tokens=limit),
+        model.next_token,
+    )
+
+
+def _run_on_base(
+    run: RunDirectory, spec: ExportRunSpec, file: ProducedFile, agent: TrainedAgent
+) -> None:
+    """An adapter answers on its base, which is converted for this and not kept."""
+    base = run.path / "base.gguf"
+    convert_base(spec.job.agent.model, agent.trained, base)
+    model = loaded(base, context_length=agent.context, adapter=run.artifacts / file.name)
+    _run_gguf(model, Path(file.name).stem, agent)
 
 
 def _whole_model(
@@ -134,13 +155,13 @@ def _adapter_file(
     run: RunDirectory,
     spec: ExportRunSpec,
     export: GgufAdapterExport | OllamaExport,
-    trained: Path,
+    agent: TrainedAgent,
 ) -> ProducedFile:
     if spec.trained is not ArtifactKind.ADAPTER:
         raise RunFailure(Reason.CONVERSION_FAILED, "the job has trained no adapter")
     name = export_file(export)
     out = run.artifacts / name
-    convert_adapter(trained, spec.job.agent.model, out, file_quantization(export))
+    convert_adapter(agent.trained, spec.job.agent.model, out, file_quantization(export))
     return run.describe(name, ArtifactKind.GGUF_ADAPTER)
 
 

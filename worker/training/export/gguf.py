@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import snapshot_download
+
 from dressage.spec.export import CONVERTED, K_QUANTS
 from dressage.spec.status import Reason
 from worker.training.export.answers import ServedAnswer, with_object_arguments
@@ -87,6 +89,25 @@ def convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, st
             raise RunFailure(Reason.CONVERSION_FAILED, f"llama-quantize failed: {lines}")
     finally:
         whole.unlink(missing_ok=True)
+
+
+def convert_base(base: str, adapter: Path, out: Path) -> None:
+    """Write an adapter's base as q8_0, with the tokenizer and template that the adapter has.
+
+    Raises:
+        RunFailure: The converter refuses the base.
+    """
+    folder = Path(base)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(base, allow_patterns=["*.json", "*.safetensors"]))
+    with tempfile.TemporaryDirectory(dir=out.parent) as mixed:
+        weights = [*folder.glob("*.json"), *folder.glob("*.safetensors")]
+        own = [path for path in adapter.iterdir() if not path.name.startswith("adapter_")]
+        for path in [*weights, *own]:
+            link = Path(mixed) / path.name
+            link.unlink(missing_ok=True)
+            link.symlink_to(path.resolve())
+        convert(Path(mixed), out, "q8_0", {})
 
 
 def convert_adapter(adapter: Path, base: str, out: Path, quantization: str) -> None:
@@ -262,16 +283,30 @@ def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def check_answers(
-    path: Path, messages: list[dict[str, Any]], tools: list[dict[str, Any]], context_length: int
-) -> None:
-    """Load the file and ask it once.
+def loaded(path: Path, *, context_length: int, adapter: Path | None = None) -> GgufModel:
+    """A file that llama.cpp can run.
 
     Raises:
-        RunFailure: It does not load, or says nothing.
+        RunFailure: It cannot.
     """
     try:
-        answer = GgufModel(path, context_length=context_length).chat(messages, tools)
+        return GgufModel(path, context_length=context_length, adapter=adapter)
+    except RuntimeError as error:
+        raise RunFailure(
+            Reason.CONVERSION_FAILED, f"the GGUF file does not load: {error}"
+        ) from error
+
+
+def check_answer(
+    model: GgufModel, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+) -> None:
+    """Ask once.
+
+    Raises:
+        RunFailure: It says nothing, or an error.
+    """
+    try:
+        answer = model.chat(messages, tools)
     except RuntimeError as error:
         raise RunFailure(
             Reason.CONVERSION_FAILED, f"the GGUF file does not run: {error}"
