@@ -28,7 +28,7 @@ from app.jobs.rules import OperatorRules
 from app.jobs.shown import ShownJobs
 from app.logs import configure_logs
 from app.queue.celery_options import create_celery
-from app.settings import Settings
+from app.settings import Settings, read_settings
 from app.storage import open_storage
 
 ASSETS = "/assets"
@@ -36,7 +36,7 @@ ASSETS = "/assets"
 
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service from the environment, or from given settings."""
-    settings = settings or Settings()
+    settings = settings or read_settings()
     configure_logs()
     engine = create_engine(settings.sqlalchemy_url)
     reading = create_reading_engine(settings.sqlalchemy_url)

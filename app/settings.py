@@ -2,17 +2,19 @@
 
 from pathlib import Path
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from app.outbound import AllowedAddresses
 from app.queue.retries import RetryPolicy
+
+PREFIX = "DRESSAGE_"
 
 
 class Settings(BaseSettings):
     """Read only at the edge: `main.py`, `celery_app.py`, `scheduler.py`, migrations."""
 
-    model_config = SettingsConfigDict(env_prefix="DRESSAGE_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore")
 
     database_url: str = Field(description="postgresql://… ; a socket folder goes in `host`.")
     redis_url: str = Field(description="redis://… or unix:///path/of.sock")
@@ -123,3 +125,23 @@ class Settings(BaseSettings):
         if self.redis_url.startswith("unix://"):
             return "redis+socket://" + self.redis_url.removeprefix("unix://")
         return self.redis_url
+
+
+def read_settings() -> Settings:
+    """The settings of this process, from its environment.
+
+    Raises:
+        SystemExit: A variable is missing or wrong; with its name.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [
+            f"{PREFIX}{'_'.join(map(str, e['loc'])).upper()}: "
+            + e["msg"].removeprefix("Value error, ")
+            for e in error.errors()
+        ]
+    except SettingsError as error:
+        field = str(error).split('"')[1]  # of: error parsing value for field "…" from source "…"
+        problems = [f'{PREFIX}{field.upper()}: must be JSON, as \'["one", "two"]\'']
+    raise SystemExit("; ".join(problems))

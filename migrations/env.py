@@ -5,7 +5,7 @@ from sqlalchemy import create_engine, pool
 
 import app.db.models  # noqa: F401  registers the tables
 from app.db.base import Base
-from app.settings import Settings
+from app.settings import read_settings
 
 
 def run(connection):
@@ -16,6 +16,6 @@ def run(connection):
         context.run_migrations()
 
 
-engine = create_engine(Settings().sqlalchemy_url, poolclass=pool.NullPool)
+engine = create_engine(read_settings().sqlalchemy_url, poolclass=pool.NullPool)
 with engine.connect() as connection:
     run(connection)

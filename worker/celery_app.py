@@ -20,7 +20,7 @@ from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_session
 from app.logs import configure_logs
 from app.queue.celery_options import create_celery
 from app.queue.doorbell import Queue, own_queue
-from app.settings import Settings
+from app.settings import read_settings
 from app.storage import open_storage
 from app.workers import repository as workers
 from worker.cleaning import remove, runs_to_remove
@@ -34,7 +34,7 @@ CLEANING_SECONDS = 3600.0
 
 
 configure_logs()
-settings = Settings()
+settings = read_settings()
 celery = create_celery(settings.celery_url)
 context = WorkerContext(
     worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from app.jobs.export_checks import LLAMA_QUANTIZE
 from app.queue.doorbell import Queue
-from app.settings import Settings
+from app.settings import read_settings
 from app.workers.repository import Presence
 from worker.training.export.programs import quantize_path
 
@@ -71,5 +71,5 @@ def _versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    given = Settings().gpus
+    given = read_settings().gpus
     print(1 + (len(list_gpus()) if given is None else given))  # noqa: T201

@@ -26,7 +26,7 @@ from app.queue.exports import open_export_leases, reap_exports
 from app.queue.retries import RetryPolicy
 from app.queue.silence import SilenceWatch
 from app.queue.waiting import exports_wait
-from app.settings import Settings
+from app.settings import read_settings
 from app.storage import Storage, StorageAway, open_storage
 from app.webhooks.delivery import deliver_due
 
@@ -117,7 +117,7 @@ async def sweep_files(sessions: Sessions, storage: Storage) -> None:
 async def main() -> None:
     """Tick until told to stop."""
     configure_logs()
-    settings = Settings()
+    settings = read_settings()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

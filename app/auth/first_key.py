@@ -9,7 +9,7 @@ import sys
 
 from app.auth import keys
 from app.db.engine import create_engine, create_sessions, unit_of_work
-from app.settings import Settings
+from app.settings import Settings, read_settings
 from dressage.spec.team import KeySpec, Role
 
 DEFAULT_TEAM = "default"  # the migrations make it
@@ -29,6 +29,6 @@ async def make(settings: Settings, *, even_if_there_is_one: bool) -> str | None:
 
 
 if __name__ == "__main__":
-    secret = asyncio.run(make(Settings(), even_if_there_is_one="--new" in sys.argv[1:]))
+    secret = asyncio.run(make(read_settings(), even_if_there_is_one="--new" in sys.argv[1:]))
     if secret:
         print(secret)  # noqa: T201

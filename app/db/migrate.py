@@ -7,7 +7,7 @@ from alembic import command
 from alembic.config import Config
 
 import migrations
-from app.settings import Settings
+from app.settings import read_settings
 
 OLDEST_POSTGRES = 14
 
@@ -31,4 +31,4 @@ def migrate(url: str) -> None:
 
 
 if __name__ == "__main__":
-    migrate(Settings().libpq_url)
+    migrate(read_settings().libpq_url)

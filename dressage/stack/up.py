@@ -101,6 +101,7 @@ class Stack:
             "DRESSAGE_RUNS_DIR": str(root / "runs"),
             **options.environment,
         }
+        _run_module("app.check_storage", environment)
         self._say("migrating the database")
         _run_module("app.db.migrate", environment)
         self._first_key = _run_module("app.auth.first_key", environment).strip() or None
