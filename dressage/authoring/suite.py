@@ -112,11 +112,13 @@ class Suite:
         """
         path = Path(path)
         if path.is_dir():
-            files = {
-                file.relative_to(path).as_posix(): file.read_bytes()
+            found = {
+                file.relative_to(path).as_posix(): file
                 for file in sorted(path.rglob("*"))
                 if file.is_file() and not _is_clutter(file.relative_to(path).as_posix())
             }
+            _require_small(found)
+            files = {name: file.read_bytes() for name, file in found.items()}
             return cls._from_files(files, mapping)
         if not path.is_file():
             raise SuiteError([Problem(f"there is no file or folder {str(path)!r}")])
@@ -327,6 +329,23 @@ def _case(record: Any, mapping: FieldMapping | None) -> Case:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _require_small(files: Mapping[str, Path]) -> None:
+    """Notice a model or a data set in the folder before it is read and sent."""
+    sizes = {name: file.stat().st_size for name, file in files.items()}
+    limit = UnpackLimits().total_bytes
+    if sum(sizes.values()) > limit:
+        biggest = max(sizes, key=sizes.__getitem__)
+        raise SuiteError(
+            [
+                Problem(
+                    f"the folder has {sum(sizes.values()) / 1e6:.0f} MB, and a suite may have "
+                    f"{limit / 1e6:.0f}; this is its biggest file: keep it elsewhere",
+                    file=biggest,
+                )
+            ]
+        )
 
 
 def _is_clutter(name: str) -> bool:

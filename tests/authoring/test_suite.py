@@ -195,3 +195,16 @@ def test_foreign_parquet_is_mapped_and_bad_rows_are_numbered():
     assert caught.value.problems[0].line == 2
     with pytest.raises(SuiteError, match="broken Parquet"):
         upload(b"PAR1 and then nothing")
+
+
+def test_a_model_in_a_suites_folder_is_named_before_it_is_read(tmp_path):
+    (tmp_path / "cases.jsonl").write_text('{"input": "x"}\n')
+    assert len(Suite.from_path(tmp_path).cases) == 1
+    (tmp_path / "model").mkdir()
+    with (tmp_path / "model" / "model.safetensors").open("wb") as file:
+        file.truncate(300 * 1024 * 1024)
+    with pytest.raises(SuiteError, match="keep it elsewhere") as caught:
+        Suite.from_path(tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.file == "model/model.safetensors"
+    assert "315 MB" in problem.message
