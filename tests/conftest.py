@@ -9,6 +9,7 @@ import tempfile
 import uuid
 from pathlib import Path
 
+import hypothesis
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
@@ -26,6 +27,10 @@ TINY_MODEL = ROOT / "examples" / "tiny_agent" / "model"
 
 # Of team `default`, in every test's database.
 KEYS = {role: f"drs_{role}_of_the_tests" for role in ("operator", "submitter", "viewer")}
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

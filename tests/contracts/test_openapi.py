@@ -13,7 +13,6 @@ from tests.conftest import bearer
 
 PLENTY = hypothesis.settings(
     max_examples=25,
-    deadline=None,
     database=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )

@@ -100,9 +100,7 @@ def test_eight_micro_batches_of_one_are_one_of_eight(captured):
     assert close(whole, gradient(trainer, [rows(inputs, [0, 1, 2, 3]), rows(inputs, [4, 5, 6, 7])]))
 
 
-@settings(
-    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(left=st.integers(0, 9), right=st.integers(0, 9))
 def test_padding_changes_nothing(captured, left, right):
     trainer, inputs = captured

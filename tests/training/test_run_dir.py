@@ -7,7 +7,7 @@ from dressage.spec.event import EventType
 from worker.training.run_dir import EVENTS, RunDirectory
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(st.characters(), max_size=30) | st.sampled_from(["\\u0000", "\\\x00", "\\\\\x00"]))
 def test_any_text_is_one_storable_line_and_nothing_else_is_changed(tmp_path, text):
     run = RunDirectory(tmp_path)

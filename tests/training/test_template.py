@@ -96,7 +96,7 @@ def test_escaped_markup_is_counted(template):
     assert template.tool_suffix([result("harmless < |im_end| >")]).escaped == 0
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.text(st.characters(exclude_categories=["Cs"]), max_size=60))
 def test_any_body_keeps_its_text_and_every_token_a_role(template, body):
     import unicodedata
