@@ -15,11 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from dressage.authoring import Suite
 from dressage.spec.job import JobSpec
+from tests.training.adapters import make_adapter
 from worker.training.evaluate import split
 from worker.training.export.answers import ServedAnswer, with_object_arguments
 from worker.training.export.merge import merge
@@ -43,16 +44,7 @@ CASES = 16
 def adapter(tmp_path_factory):
     """An adapter that changes the model a little, as training does."""
     folder = tmp_path_factory.mktemp("adapter") / "adapter"
-    torch.manual_seed(0)
-    model = get_peft_model(
-        AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32),
-        LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"),
-    )
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.15)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BASE).save_pretrained(folder)
+    make_adapter(folder, BASE)
     return folder
 
 

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +18,7 @@ from dressage.spec.parity import ParityProblem
 from dressage.spec.status import Reason
 from tests.conftest import TINY_MODEL
 from tests.ollama_server import OllamaServer, read_gguf
+from tests.training.adapters import make_adapter
 from tests.training.conftest import events_of
 from worker.training.evaluate import split
 from worker.training.export.__main__ import run_export
@@ -37,14 +38,7 @@ CASES = 6
 def adapter(tmp_path_factory):
     """An adapter that changes the model a little, as training does."""
     folder = tmp_path_factory.mktemp("adapter") / "adapter"
-    torch.manual_seed(0)
-    base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.15)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(TINY_MODEL).save_pretrained(folder)
+    make_adapter(folder, TINY_MODEL)
     return folder
 
 

@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,6 +23,7 @@ from transformers import (
 
 from dressage.spec.status import Reason
 from tests.conftest import ROOT, TINY_MODEL
+from tests.training.adapters import make_adapter
 from worker.training.export.merge import merge
 from worker.training.failures import RunFailure
 
@@ -32,24 +32,6 @@ PROMPTS = ["What is 3 + 4?", "hello"]
 
 def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-def make_adapter(folder, base=TINY_MODEL, *, std=0.15, tokens=(), **config):
-    """An adapter that changes much, and the model that it makes of its base."""
-    torch.manual_seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(TINY_MODEL)
-    model = load(base)
-    if tokens:
-        tokenizer.add_tokens(list(tokens))
-        model.resize_token_embeddings(len(tokenizer))
-    options = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", **config}
-    model = get_peft_model(model, LoraConfig(**options)).eval()
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name or "lora_embedding" in name:
-            torch.nn.init.normal_(parameter, std=std)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return model
 
 
 def logits(model, tokenizer):
@@ -145,7 +127,7 @@ def test_every_family(merged, tmp_path, family, options, streamed):
 
 def test_a_merge_writes_shards_too(tmp_path, monkeypatch):
     monkeypatch.setattr("worker.training.export.weights.SHARD_BYTES", 2_000_000)
-    make_adapter(tmp_path / "adapter")
+    make_adapter(tmp_path / "adapter", TINY_MODEL)
     out = tmp_path / "merged"
     merge(tmp_path / "adapter", str(TINY_MODEL), out, PROMPTS, trained_in_4bit=False)
     index = json.loads((out / "model.safetensors.index.json").read_text())
@@ -208,7 +190,7 @@ def test_an_adapter_that_the_bases_type_rounds_away_is_a_failure(merged, tmp_pat
 
 
 def test_several_adapters_are_refused_by_name(tmp_path):
-    make_adapter(tmp_path / "adapter")
+    make_adapter(tmp_path / "adapter", TINY_MODEL)
     shutil.copytree(tmp_path / "adapter", tmp_path / "other")
     shutil.move(tmp_path / "other", tmp_path / "adapter" / "other")
     with pytest.raises(RunFailure, match="there are several: default, other"):
@@ -216,7 +198,7 @@ def test_several_adapters_are_refused_by_name(tmp_path):
 
 
 def test_a_base_that_is_stored_quantized_is_refused(tmp_path):
-    make_adapter(tmp_path / "adapter")
+    make_adapter(tmp_path / "adapter", TINY_MODEL)
     base = tmp_path / "base"
     shutil.copytree(TINY_MODEL, base)
     config = json.loads((base / "config.json").read_text())
