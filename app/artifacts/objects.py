@@ -73,6 +73,7 @@ async def sweep(sessions: Sessions, storage: Storage) -> int:
         )
         loose = set(found.all())
         used = set((await session.scalars(_pointed_to(loose))).all())
+        # The notes stay locked meanwhile: who stores the same waits, and then finds it gone.
         for sha256 in sorted(loose - used):
             await asyncio.to_thread(storage.remove, sha256)
         await registered(session, loose)

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 from dressage.archive import unpack_tar
 from dressage.authoring.errors import AuthoringError
 from dressage.cli.exporting import export_spec, follow_export, show_parity
+from dressage.cli.history import pull_history
 from dressage.cli.watching import watch_job
 from dressage.client import ApiError, Client, DownloadCorrupt, ServiceUnreachable
 from dressage.client.client import DEFAULT_URL
@@ -214,12 +215,17 @@ def pull(
     job_id: str,
     to: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
     unpack: Annotated[bool, typer.Option(help="Unpack adapter and model archives.")] = True,
+    history: Annotated[
+        bool, typer.Option(help="Also metrics, evaluations, rollouts and the job itself.")
+    ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Download a job's files and check them. Broken downloads are continued."""
     with _friendly(), Client(url) as client:
+        for path in pull_history(client, job_id, to) if history else ():
+            console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
         files = client.artifacts(job_id)
-        if not files:
+        if not files and not history:
             errors.print(f"{job_id} has no files ({client.job(job_id).status})", highlight=False)
             raise typer.Exit(1)
         for file in files:

@@ -273,6 +273,11 @@ class Client:
         """The metric history."""
         return Metrics.model_validate_json(self._send("GET", f"/jobs/{job_id}/metrics").content)
 
+    def metrics_csv(self, job_id: str) -> str:
+        """The same as CSV."""
+        headers = {"Accept": "text/csv"}
+        return self._send("GET", f"/jobs/{job_id}/metrics", headers=headers).text
+
     def rollouts(
         self, job_id: str, *, phase: str | None = None, cursor: str | None = None, limit: int = 20
     ) -> RolloutPage:

@@ -1,0 +1,38 @@
+"""`dressage pull --history`: what a job did, as files that outlast the service's memory of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dressage.client import Client
+
+PAGE = 100
+
+
+def pull_history(client: Client, job_id: str, folder: Path) -> Iterator[Path]:
+    """Write `job.json`, `metrics.csv`, `evaluations.json` and `rollouts.jsonl`, one by one.
+
+    Each is there whole or not at all.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    yield _written(folder / "job.json", [client.job(job_id).model_dump_json(indent=1)])
+    yield _written(folder / "metrics.csv", [client.metrics_csv(job_id)])
+    evaluations = client.evaluations(job_id).model_dump_json(indent=1)
+    yield _written(folder / "evaluations.json", [evaluations])
+    yield _written(folder / "rollouts.jsonl", _rollouts(client, job_id))
+
+
+def _rollouts(client: Client, job_id: str) -> Iterator[str]:
+    cursor = None
+    while True:
+        page = client.rollouts(job_id, cursor=cursor, limit=PAGE)
+        yield from (f"{rollout.model_dump_json()}\n" for rollout in page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _written(path: Path, pieces: Iterator[str] | list[str]) -> Path:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(pieces)
+    return partial.replace(path)
