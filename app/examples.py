@@ -41,6 +41,7 @@ ARTIFACT = {
     "sha256": "d7e86fbe3faf433fd0d2a7eadd802233ecb735def101a6e009355afd8d5be8e2",
     "created_at": TIME,
 }
+CHECKPOINT = {"step": 24, "time": TIME, "file": "checkpoint-24.tar"}
 GAIN = {
     "before": 0.39,
     "after": 0.89,

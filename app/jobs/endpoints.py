@@ -8,12 +8,14 @@ from fastapi import APIRouter, Body, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app import examples
+from app.artifacts import repository as artifacts
 from app.db.models import JobRow
 from app.db.paging import next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team, Transaction
 from app.exceptions import NotFound
 from app.jobs import repository, service
 from app.jobs.views import event_view, export_view, show
+from dressage.spec.artifact import Checkpoint, checkpoint_name
 from dressage.spec.event import (
     Evaluation,
     Evaluations,
@@ -251,6 +253,25 @@ async def job_logs(
     """Log lines alone."""
     await _existing(transaction, team, job_id)
     return await _event_page(transaction, job_id, position or 0, limit, EventType.LOG)
+
+
+@router.get("/{job_id}/checkpoints", responses=examples.shown([examples.CHECKPOINT]))
+async def job_checkpoints(
+    job_id: str, transaction: InTransaction, team: Scope
+) -> tuple[Checkpoint, ...]:
+    """The steps that have a checkpoint; those with a file can be exported."""
+    await _existing(transaction, team, job_id)
+    session = transaction.session
+    rows = await repository.events(session, job_id, after=0, type_=EventType.CHECKPOINT)
+    kept = await artifacts.checkpoints(session, job_id)
+    # One made again after a restart counts once, as it was made last.
+    times = {row.data["step"]: row.time for row in rows}
+    return tuple(
+        Checkpoint(
+            step=step, time=times[step], file=checkpoint_name(step) if step in kept else None
+        )
+        for step in sorted(times)
+    )
 
 
 @router.get(

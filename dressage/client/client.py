@@ -13,7 +13,7 @@ from dressage.authoring.suite import Suite
 from dressage.client.config import stored_key
 from dressage.client.download import download
 from dressage.client.errors import ApiError, ServiceUnreachable
-from dressage.spec.artifact import Artifact
+from dressage.spec.artifact import Artifact, Checkpoint
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import DryRun, ExportView, Job, JobPage, JobSpec
@@ -290,6 +290,11 @@ class Client:
         """Held-out evaluations and the gain."""
         response = self._send("GET", f"/jobs/{job_id}/evaluations")
         return Evaluations.model_validate_json(response.content)
+
+    def checkpoints(self, job_id: str) -> tuple[Checkpoint, ...]:
+        """The steps that have a checkpoint; those with a file can be exported."""
+        response = self._send("GET", f"/jobs/{job_id}/checkpoints")
+        return TypeAdapter(tuple[Checkpoint, ...]).validate_json(response.content)
 
     def artifacts(self, job_id: str) -> tuple[Artifact, ...]:
         """A job's files."""

@@ -39,3 +39,15 @@ class Artifact(Spec):
     size: int = Field(description="Bytes.")
     sha256: str
     created_at: datetime
+
+
+class Checkpoint(Spec):
+    """What training can go on from, and whether it is kept."""
+
+    step: int
+    time: datetime
+    file: str | None = Field(
+        default=None,
+        description="Among the job's files, for download and export; null: it stays with the "
+        "worker, to go on from (`training.keep_checkpoints`).",
+    )

@@ -33,6 +33,7 @@ def take_steps(run, spec, count):
         (checkpoint / "weights").write_bytes(b"w" * step)
         (checkpoint / "optimizer.pt").write_bytes(b"o" * 1000)
         mark_complete(checkpoint)
+        run.emit(EventType.CHECKPOINT, step=step, name=checkpoint.name)
         kept = spec["job"]["training"]["keep_checkpoints"]
         if kept:
             keep(run, checkpoint, ArtifactKind.ADAPTER, count=kept)

@@ -36,6 +36,10 @@ def test_the_newest_checkpoints_are_kept_without_what_only_training_needs(
     job_id = submit("steps 3", training=keeping(job_spec, 2))
     work(context)
     assert names(api, job_id) == ["adapter.tar", "checkpoint-2.tar", "checkpoint-3.tar"]
+    listed = api.get(f"/jobs/{job_id}/checkpoints").json()
+    assert [(one["step"], one["file"]) for one in listed] == [
+        *((1, None), (2, "checkpoint-2.tar"), (3, "checkpoint-3.tar")),
+    ]
     content = api.get(f"/jobs/{job_id}/artifacts/checkpoint-3.tar").content
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert archive.getnames() == ["adapter/weights"]
