@@ -39,12 +39,15 @@ class OllamaServer:
         fault: What goes wrong next: `cut upload`, `cut create`, `full`, `slow`,
             `error line`, `busy`.
         asked: Every request as (method, path).
+        thinks: Whether models that are made now can think.
+        thought: `think` of every chat.
     """
 
     def __init__(self, folder, version="0.30.1"):
         self.blobs = folder
         self.version = version
         self.models, self.asked, self.fault = {}, [], None
+        self.thinks, self.thought = False, []
         self._loaded, self._lock = {}, threading.Lock()
         server = self
 
@@ -274,7 +277,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             jinja = about.get("tokenizer.chat_template", "")
             can_call = ".Tools" in (request.get("template") or "") or "tool" in jinja
-            made["capabilities"] = ["completion", *(["tools"] if can_call else [])]
+            thinking = ["thinking"] if self.ollama.thinks else []
+            made["capabilities"] = ["completion", *(["tools"] if can_call else []), *thinking]
         self.ollama.models[_full(name)] = made
         return None
 
@@ -304,6 +308,7 @@ class _Handler(BaseHTTPRequestHandler):
         if request.get("tools") and "tools" not in self.ollama.models[name]["capabilities"]:
             return self._error(400, f"{request['model']} does not support tools")
         assert request.get("stream") is False
+        self.ollama.thought.append(request.get("think"))
         answer = self.ollama.answer(name, request)
         message = {"role": "assistant", "content": answer.message.get("content") or ""}
         if answer.message.get("tool_calls"):

@@ -14,7 +14,7 @@ from app.artifacts import objects
 from app.db.base import new_id
 from app.db.engine import Sessions
 from app.db.models import SuiteRow
-from app.exceptions import FieldProblem, SuiteInUse, SuiteInvalid, UploadTooLarge
+from app.exceptions import FieldProblem, NotFound, SuiteInUse, SuiteInvalid, UploadTooLarge
 from app.storage import Storage
 from app.suites import repository
 from app.teams import quotas
@@ -106,11 +106,13 @@ async def delete(session: AsyncSession, row: SuiteRow) -> None:
     """Remove a version that no job uses. Its number is not given again.
 
     Raises:
+        NotFound: Somebody else has removed it just now.
         SuiteInUse: Jobs use it; what they were trained on stays known as long as they are.
     """
-    await session.refresh(
-        row, with_for_update=True
-    )  # a job that is submitted now waits, or is seen
+    # Locked: who submits a job now waits, or is seen.
+    locked = await session.get(SuiteRow, row.id, with_for_update=True, populate_existing=True)
+    if locked is None:
+        raise NotFound(f"there is no suite {row.name}@{row.version}")
     jobs = await repository.jobs_of(session, row.id)
     if jobs:
         raise SuiteInUse(

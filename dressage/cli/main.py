@@ -55,6 +55,13 @@ def up(
     port: int = 8400,
     database_url: Annotated[str | None, typer.Option(envvar="DRESSAGE_DATABASE_URL")] = None,
     redis_url: Annotated[str | None, typer.Option(envvar="DRESSAGE_REDIS_URL")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="DRESSAGE_STORAGE",
+            help="A directory, or s3://bucket/prefix; in the data directory unless given.",
+        ),
+    ] = None,
 ) -> None:
     """Start the whole service on this machine, until Ctrl-C."""
     options = StackOptions(
@@ -63,6 +70,7 @@ def up(
         port=port,
         database_url=database_url,
         redis_url=redis_url,
+        storage=storage,
     )
     stack = Stack(options, say=lambda line: console.print(escape(line), highlight=False))
     try:

@@ -17,6 +17,10 @@ class Registration(Spec):
     digest: str = Field(description="Of the GGUF file that was sent.")
     base: str | None = Field(default=None, description="The model under it, for an adapter.")
     parameters: dict[str, Any] = Field(description="Context length, stop tokens, temperature.")
+    think: bool | None = Field(
+        default=None,
+        description="Send this with every chat, as it was trained; null: the model does not think.",
+    )
 
 
 class ExportResult(Spec):

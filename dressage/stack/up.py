@@ -32,6 +32,7 @@ class StackOptions:
     port: int = 8400
     database_url: str | None = None
     redis_url: str | None = None
+    storage: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -97,7 +98,7 @@ class Stack:
         environment = {
             "DRESSAGE_DATABASE_URL": database_url,
             "DRESSAGE_REDIS_URL": redis_url,
-            "DRESSAGE_STORAGE": os.environ.get("DRESSAGE_STORAGE", str(root / "artifacts")),
+            "DRESSAGE_STORAGE": options.storage or str(root / "artifacts"),
             "DRESSAGE_RUNS_DIR": str(root / "runs"),
             **options.environment,
         }

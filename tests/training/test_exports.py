@@ -55,12 +55,14 @@ def export(tmp_path, arithmetic, job, adapter):
         folder = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         run_spec = ExportRunSpec(
-            export=spec,
-            job=job,
-            job_id="job_1",
-            trained=ArtifactKind.ADAPTER,
-            ollama_url=url,
-            **options,
+            **{
+                "export": spec,
+                "job": job,
+                "job_id": "job_1",
+                "trained": ArtifactKind.ADAPTER,
+                "ollama_url": url,
+                **options,
+            }
         )
         (folder / SPEC).write_text(run_spec.model_dump_json())
         (folder / SUITE).write_bytes(arithmetic.to_archive())
@@ -228,6 +230,17 @@ def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
     assert manifest["result"]["ollama"]["name"] == "calc-agent"
     logs = [event["message"] for event in events_of(run, "log")]
     assert "Ollama: success" in logs
+
+
+def test_a_model_that_can_think_is_asked_as_it_was_trained(export, ollama, job):
+    _, manifest = export(ollama_spec(), url=ollama.url)
+    assert {*ollama.thought} == {None}  # it cannot
+    ollama.thinks = True
+    quiet = job.model_copy(update={"agent": job.agent.model_copy(update={"thinking": False})})
+    _, manifest = export(ollama_spec(overwrite=True), url=ollama.url, job=quiet)
+    assert manifest["failure"] is None
+    assert {*ollama.thought} == {None, False}
+    assert manifest["result"]["ollama"]["think"] is False
 
 
 def test_a_name_that_is_taken_is_refused_before_anything_is_converted(export, ollama):

@@ -137,15 +137,23 @@ class Ollama:
         self._send("DELETE", "/api/delete", json={"model": name}, allow=(404,))
 
     def chat(
-        self, name: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **options: Any
+        self,
+        name: str,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        *,
+        think: bool | None,
+        options: Mapping[str, Any],
     ) -> ServedAnswer:
         """One assistant message, not streamed."""
         request: dict[str, Any] = {
             "model": name,
             "messages": messages,
             "stream": False,
-            "options": options,
+            "options": dict(options),
         }
+        if think is not None:
+            request["think"] = think
         if tools:
             request["tools"] = tools
         answer = self._json("POST", "/api/chat", json=request)

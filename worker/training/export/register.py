@@ -84,16 +84,20 @@ def register(
 
     with _staged(server, export, spec.job_id) as staging:
         server.create({"model": staging, **request}, say)
-        if agent.tools and "tools" not in server.capabilities(staging):
+        capabilities = server.capabilities(staging)
+        if agent.tools and "tools" not in capabilities:
             raise RunFailure(
                 Reason.OLLAMA_REFUSED,
                 "Ollama does not see tools in the chat template of this model, but the agent has "
                 "some",
             )
         limit = spec.job.training.max_completion_length
+        # As it was trained: Ollama lets a model think that can, unless it is told not to.
+        think = spec.job.agent.thinking if "thinking" in capabilities else None
 
         def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ServedAnswer:
-            return server.chat(staging, messages, tools, temperature=0.0, num_predict=limit)
+            options = {"temperature": 0.0, "num_predict": limit}
+            return server.chat(staging, messages, tools, think=think, options=options)
 
         if agent.is_compared:
             agent.compare(f"ollama:{export.name}", chat, _next_token(server, staging, agent))
@@ -107,6 +111,7 @@ def register(
         "digest": digest,
         "base": export.base,
         "parameters": request["parameters"],
+        "think": think,
     }
 
 
@@ -173,7 +178,11 @@ def _next_token(server: Ollama, name: str, agent: TrainedAgent) -> NextToken:
     def ask(prefix: list[int]) -> dict[int, float] | None:
         # The server puts the first token before every prompt of a model that has one.
         own = prefix[1:] if prefix[0] == first else prefix
-        said = server.next_text(name, tokenizer.decode(own))
+        try:
+            said = server.next_text(name, tokenizer.decode(own))
+        except RunFailure as failure:  # less to compare is no reason to refuse a model
+            log.warning("no distribution: %s", failure.message)
+            return None
         if said is None or said.prompt_tokens not in (None, len(prefix)):
             return None
         return {ids[text]: value for text, value in said.likeliest.items() if text in ids}
