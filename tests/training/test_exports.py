@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -344,6 +345,12 @@ def test_digests_are_those_of_the_files(ollama, tmp_path):
     assert server.upload(file, said.append) == digest
     assert ollama.asked[asked:] == [("HEAD", f"/api/blobs/{digest}")]
     assert said == ["uploaded 100 % of 0.1 MB", "has x.gguf already"]
+
+
+def test_a_disk_that_becomes_full_during_the_conversion_is_no_fault_of_the_model(merged, tmp_path):
+    with pytest.raises(RunFailure) as caught:
+        convert(merged, Path("/dev/full"), "f16", {})
+    assert caught.value.reason is Reason.DISK_FULL
 
 
 @pytest.fixture

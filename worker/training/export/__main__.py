@@ -31,6 +31,7 @@ from worker.training.export.gguf import (
     loaded,
 )
 from worker.training.export.merge import merge
+from worker.training.export.ollama import Ollama
 from worker.training.export.register import ready_server, register, stop_at_problems
 from worker.training.export.spec import ExportRunSpec, Question
 from worker.training.failures import RunFailure
@@ -80,7 +81,11 @@ def run_export(run: RunDirectory) -> None:
 
 
 def _registered(
-    run: RunDirectory, spec: ExportRunSpec, export: OllamaExport, server: Any, agent: TrainedAgent
+    run: RunDirectory,
+    spec: ExportRunSpec,
+    export: OllamaExport,
+    server: Ollama,
+    agent: TrainedAgent,
 ) -> Manifest:
     """The file is kept also when it could not be registered."""
     result: dict[str, Any] = {}

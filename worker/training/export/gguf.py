@@ -137,7 +137,7 @@ def convert_adapter(adapter: Path, base: str, out: Path, quantization: str) -> N
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not out.is_file():
-        raise RunFailure(Reason.CONVERSION_FAILED, _sentence(done.stderr))
+        raise _refusal(done.stderr)
 
 
 def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, str]) -> None:
@@ -158,19 +158,22 @@ def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, s
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not out.is_file():
-        raise RunFailure(Reason.CONVERSION_FAILED, _sentence(done.stderr))
+        raise _refusal(done.stderr)
     log.info("%s is %.1f MB", out.name, out.stat().st_size / 1e6)
 
 
-def _sentence(output: str) -> str:
+def _refusal(output: str) -> RunFailure:
     lines = [line for line in output.splitlines() if line.strip()]
     tail = "\n".join(lines[-20:])
     log.warning("converter output:\n%s", tail)
+    if "No space left on device" in tail:
+        return RunFailure(Reason.DISK_FULL, "the disk became full during the conversion")
     for pattern, sentence in SENTENCES:
         found = re.search(pattern, tail)
         if found:
-            return found.expand(sentence)
-    return f"llama.cpp's converter failed: {lines[-1] if lines else 'it said nothing'}"
+            return RunFailure(Reason.CONVERSION_FAILED, found.expand(sentence))
+    said = lines[-1] if lines else "it said nothing"
+    return RunFailure(Reason.CONVERSION_FAILED, f"llama.cpp's converter failed: {said}")
 
 
 class GgufModel:

@@ -119,10 +119,10 @@ def stop_at_problems(export: OllamaExport, agent: TrainedAgent) -> None:
     """Do not register what differs from what was trained, unless the job said so.
 
     Raises:
-        RunFailure: The last report has problems.
+        RunFailure: A report has problems.
     """
-    report = agent.reports[-1] if agent.reports else None
-    if report and report.problems and export.on_problem == "refuse":
+    report = next((report for report in agent.reports if report.problems), None)
+    if report and export.on_problem == "refuse":
         raise RunFailure(
             Reason.PARITY_FAILED,
             f"{report.served} is not what was trained: {', '.join(report.problems)}; it was not "
