@@ -1,5 +1,6 @@
 """`/jobs/{id}/artifacts`: list and download."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -9,7 +10,8 @@ from app import examples
 from app.artifacts import repository
 from app.artifacts.archive import stream_tar
 from app.artifacts.download import answer
-from app.dependencies import InTransaction, Parts, Scope
+from app.db.models import ArtifactRow
+from app.dependencies import InTransaction, Parts, Scope, Transaction
 from app.exceptions import NotFound
 from app.jobs import repository as jobs
 from dressage.spec.artifact import Artifact, ArtifactKind
@@ -22,9 +24,7 @@ async def list_artifacts(
     job_id: str, transaction: InTransaction, team: Scope
 ) -> tuple[Artifact, ...]:
     """The files of a job, with checksums."""
-    if await jobs.get(transaction.session, team, job_id) is None:
-        raise NotFound(f"there is no job {job_id!r}")
-    rows = await jobs.artifacts_of(transaction.session, [job_id])
+    rows = await _files_of(transaction, team, job_id)
     return tuple(map(repository.artifact_view, rows))
 
 
@@ -46,9 +46,7 @@ async def download_archive(
     kind: Annotated[list[ArtifactKind] | None, Query(description="All unless given.")] = None,
 ) -> StreamingResponse:
     """Download all files of a job, or those of some kinds, as one tar."""
-    if await jobs.get(transaction.session, team, job_id) is None:
-        raise NotFound(f"there is no job {job_id!r}")
-    rows = await jobs.artifacts_of(transaction.session, [job_id])
+    rows = await _files_of(transaction, team, job_id)
     chosen = [row for row in rows if kind is None or row.kind in kind]
     if not chosen:
         raise NotFound(f"job {job_id!r} has no such files")
@@ -82,3 +80,11 @@ async def download_artifact(
     if row is None:
         raise NotFound(f"job {job_id!r} has no file {name!r}")
     return await answer(request, parts.storage, row)
+
+
+async def _files_of(
+    transaction: Transaction, team: str | None, job_id: str
+) -> Sequence[ArtifactRow]:
+    if await jobs.get(transaction.session, team, job_id) is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return await jobs.artifacts_of(transaction.session, [job_id])

@@ -8,6 +8,7 @@ stored and never registered goes, too, and nothing goes that somebody is about t
 """
 
 import asyncio
+import hashlib
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -23,15 +24,15 @@ GRACE = timedelta(days=1)  # from the note to the end of an upload
 FILES_AT_ONCE = 50
 
 
-async def store_bytes(sessions: Sessions, storage: Storage, data: bytes, sha256: str) -> None:
-    """Store a small file, noted first. Its row is to be made with `registered`.
+async def store_bytes(sessions: Sessions, storage: Storage, data: bytes) -> str:
+    """Store a small file, noted first. Its row is to be made with `registered`. Returns its key.
 
     Raises:
         StorageAway: The store does not take it.
     """
     async with unit_of_work(sessions) as session:
-        await announce(session, [sha256])
-    await asyncio.to_thread(storage.put_bytes, data)
+        await announce(session, [hashlib.sha256(data).hexdigest()])
+    return await asyncio.to_thread(storage.put_bytes, data)
 
 
 async def announce(session: AsyncSession, files: Collection[str]) -> None:

@@ -13,8 +13,8 @@ from app.artifacts import objects
 from app.db.models import ArtifactRow, EventRow, JobRow, RolloutRow, TeamRow
 from app.jobs.lifecycle import EventDraft, append_events
 from dressage.spec.event import EventType
+from dressage.spec.status import Reason
 
-REMOVED = "files_removed"
 BULK = (EventType.LOG, EventType.PROGRESS, EventType.ROLLOUT)
 JOBS_AT_ONCE = 20
 SECONDS_OF_A_DAY = 86_400
@@ -39,10 +39,8 @@ async def forget_files(session: AsyncSession) -> int:
             delete(ArtifactRow).where(ArtifactRow.job_id == job_id).returning(ArtifactRow.sha256)
         )
         await objects.let_go(session, set(gone.all()))
-        data = {
-            "code": REMOVED,
-            "message": f"its team keeps files {days:g} days: they are gone",
-        }
+        message = f"its team keeps files {days:g} days: they are gone"
+        data = {"code": Reason.FILES_REMOVED, "message": message}
         await append_events(session, job_id, [EventDraft(EventType.WARNING, data)])
     return len(jobs)
 

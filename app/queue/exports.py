@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.db.models import ExportRow, JobRow
 from app.jobs.lifecycle import EventDraft, append_events, end_cancelled, lock_job, switch_status
 from app.queue.claim import StaleLease
-from app.queue.retries import RetryPolicy
+from app.queue.retries import RetryPolicy, from_now
 from dressage.spec.event import EventType
 from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import EXPORT_TERMINAL, TERMINAL, ExportStatus, JobStatus, Reason
@@ -121,9 +121,7 @@ async def settle_export(
     passing = status is ExportStatus.FAILED and reason in PASSING
     if passing and export.attempts < policy.max_attempts and job.status != JobStatus.CANCELLING:
         delay = policy.delay(export.attempts + 1)
-        now = await session.scalar(select(func.clock_timestamp()))
-        assert now
-        export.not_before = now + delay
+        export.not_before = await from_now(session, delay)
         status = ExportStatus.QUEUED
         message = f"{message}; tried again in {delay.total_seconds():g} s"
     await _switch(session, export, status, reason=reason, message=message)

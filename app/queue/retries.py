@@ -4,7 +4,7 @@ Out of memory is repeated once, with smaller micro-batches and the same batch.
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from sqlalchemy import func, select
@@ -54,6 +54,13 @@ class RetryPolicy:
         return timedelta(seconds=self.back_off_seconds * (2 ** (accidents - 1) - 1))
 
 
+async def from_now(session: AsyncSession, delay: timedelta) -> datetime:
+    """A time by the database's clock."""
+    now: datetime | None = await session.scalar(select(func.clock_timestamp()))
+    assert now
+    return now + delay
+
+
 async def retry_or_fail(
     session: AsyncSession, job: JobRow, policy: RetryPolicy, reason: Reason, message: str
 ) -> None:
@@ -71,9 +78,7 @@ async def retry_or_fail(
     delay = policy.delay(accidents)
     soon = f"tried again in {delay.total_seconds():g} s" if delay else "queued again"
     if delay:
-        now = await session.scalar(select(func.clock_timestamp()))
-        assert now
-        job.not_before = now + delay
+        job.not_before = await from_now(session, delay)
     await switch_status(session, job, JobStatus.QUEUED, reason=reason, message=f"{message}; {soon}")
 
 

@@ -1,7 +1,6 @@
 """Receive, check and store a suite. Its code is imported in the sandbox alone."""
 
 import asyncio
-import hashlib
 import io
 import tempfile
 from collections.abc import AsyncIterator
@@ -76,8 +75,7 @@ async def store(
     if known:
         return known, False
     archive = suite.to_archive()
-    storage_key = hashlib.sha256(archive).hexdigest()
-    await objects.store_bytes(sessions, storage, archive, storage_key)
+    storage_key = await objects.store_bytes(sessions, storage, archive)
     await objects.registered(session, [storage_key])
     name_row.versions += 1
     row = SuiteRow(

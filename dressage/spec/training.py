@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from dressage.spec.artifact import ArtifactKind
 from dressage.spec.base import Spec
 
 
@@ -178,6 +179,11 @@ class TrainingSpec(Spec):
         if self.keep_checkpoints and not self.save_steps:
             raise ValueError("keep_checkpoints needs save_steps: without it there are none")
         return self
+
+    @property
+    def result_kind(self) -> ArtifactKind:
+        """What training leaves behind."""
+        return ArtifactKind.ADAPTER if self.lora else ArtifactKind.MODEL
 
     @property
     def rollouts_per_step(self) -> int:

@@ -1,5 +1,6 @@
 """From a trained model to what is served: real conversions, and a strict Ollama of our own."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -199,6 +200,10 @@ def test_an_adapter_that_the_converter_gets_wrong_is_refused(export, adapter):
         config.write_text(before)
 
 
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @pytest.fixture
 def ollama(tmp_path):
     folder = tmp_path / "blobs"
@@ -339,10 +344,10 @@ def test_digests_are_those_of_the_files(ollama, tmp_path):
     file = tmp_path / "x.gguf"
     file.write_bytes(b"GGUF" + b"x" * 100_000)
     server, said = Ollama(ollama.url), []
-    digest = server.upload(file, said.append)
+    digest = server.upload(file, sha256_of(file), said.append)
     assert (ollama.blobs / digest.removeprefix("sha256:")).read_bytes() == file.read_bytes()
     asked = len(ollama.asked)
-    assert server.upload(file, said.append) == digest
+    assert server.upload(file, sha256_of(file), said.append) == digest
     assert ollama.asked[asked:] == [("HEAD", f"/api/blobs/{digest}")]
     assert said == ["uploaded 100 % of 0.1 MB", "has x.gguf already"]
 
@@ -360,7 +365,8 @@ def with_base(ollama, tmp_path):
     convert(TINY_MODEL, path, "f16", {})
     server = Ollama(ollama.url)
     server.create(
-        {"model": "tiny:base", "files": {path.name: server.upload(path, print)}}, lambda _: None
+        {"model": "tiny:base", "files": {path.name: server.upload(path, sha256_of(path), print)}},
+        lambda _: None,
     )
     return ollama
 

@@ -20,7 +20,6 @@ from app.queue.exports import (
     release_export,
     settle_export,
 )
-from dressage.spec.artifact import ArtifactKind
 from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, JobStatus, Reason
 from worker.supervisor.context import WorkerContext
@@ -91,7 +90,7 @@ class ExportRun:
             export=self._lease.spec,
             job=job_spec,
             job_id=job.id,
-            trained=ArtifactKind.ADAPTER if job_spec.training.lora else ArtifactKind.MODEL,
+            trained=job_spec.training.result_kind,
             ollama_url=self._lease.spec.get("server") or self._first_ollama(),
             attempt=self._lease.attempt,
             registered=((self._lease.result or {}).get("ollama") or {}).get("digest"),

@@ -60,24 +60,14 @@ def keep(run: RunDirectory, checkpoint: Path, kind: ArtifactKind, *, count: int)
     )
     described = run.artifacts / DESCRIPTION.format(step=step)
     write_whole(described, lambda target: target.write(file.model_dump_json().encode()))
-    for old in sorted(_descriptions(run.path), key=step_of_file)[:-count]:
+    for old in _descriptions(run.path)[:-count]:
         old.unlink()
         old.with_suffix(".tar").unlink(missing_ok=True)
 
 
 def kept(run: Path) -> tuple[ProducedFile, ...]:
     """The checkpoints among a run's files, however it ended."""
-    found = sorted(_descriptions(run), key=step_of_file)
-    return tuple(ProducedFile.model_validate_json(path.read_bytes()) for path in found)
-
-
-def step_of_file(path: Path) -> int:
-    """The step of a kept checkpoint."""
-    return step_of(path.with_suffix(""))
-
-
-def _descriptions(run: Path) -> Sequence[Path]:
-    return [*(run / "artifacts").glob(DESCRIPTION.format(step="*"))]
+    return tuple(ProducedFile.model_validate_json(path.read_bytes()) for path in _descriptions(run))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -94,3 +84,9 @@ def _is_complete(checkpoint: Path) -> bool:
         (checkpoint / name).is_file() and (checkpoint / name).stat().st_size == size
         for name, size in sizes.items()
     )
+
+
+def _descriptions(run: Path) -> list[Path]:
+    """Of kept checkpoints, oldest first."""
+    found = (run / "artifacts").glob(DESCRIPTION.format(step="*"))
+    return sorted(found, key=lambda path: step_of(path.with_suffix("")))

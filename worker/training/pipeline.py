@@ -302,12 +302,11 @@ class HeldOut:
 
 def save(run: RunDirectory, job: JobSpec, trainer: JobTrainer, tokenizer: Any) -> ProducedFile:
     """The trained adapter (or the whole model), tokenizer and chat template as one artifact."""
-    kind = ArtifactKind.ADAPTER if job.training.lora else ArtifactKind.MODEL
     folder = run.path / "final"
     shutil.rmtree(folder, ignore_errors=True)
     trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return run.pack(folder, kind)
+    return run.pack(folder, job.training.result_kind)
 
 
 def _result(

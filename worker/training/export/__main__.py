@@ -96,8 +96,7 @@ def _registered(
     failure = None
     try:
         stop_at_problems(export, agent)
-        path = run.artifacts / file.name
-        result["ollama"] = register(run, spec, export, server, path, agent)
+        result["ollama"] = register(run, spec, export, server, file, agent)
     except RunFailure as failed:
         failure = FailureFile(reason=failed.reason, message=failed.message)
     return Manifest(files=(file,), result={**result, **agent.result()}, failure=failure)

@@ -1,6 +1,5 @@
 """The trained agent of an export: its cases, tools and context, and the comparison with it."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,8 +21,6 @@ from worker.training.run_dir import RunDirectory
 from worker.training.update.model import context_length, load_model
 from worker.training.user_code import user_code
 
-log = logging.getLogger(__name__)
-
 WORKERS = 4
 ROUND = 256  # context lengths are multiples of it
 PROBES = 3  # cases that are asked when nothing else is
@@ -33,6 +30,8 @@ class TrainedAgent:
     """What is exported.
 
     Attributes:
+        job: Its specification.
+        trained: The adapter, or the whole model.
         tokenizer: As it was trained with.
         tools: Their schemas, as a server takes them.
         cases: Held-out ones; any, if the job has none.
@@ -43,7 +42,7 @@ class TrainedAgent:
     def __init__(
         self, run: RunDirectory, spec: ExportRunSpec, trained: Path, suite: Suite, pool: WorkerPool
     ) -> None:
-        self._run, self._spec, self._trained, self._pool = run, spec, trained, pool
+        self._run, self._spec = run, spec
         job = spec.job
         self.job, self.trained = job, trained
         self.tokenizer = AutoTokenizer.from_pretrained(trained)
@@ -93,13 +92,13 @@ class TrainedAgent:
     def _model_name(self) -> str:
         """Where the configuration is."""
         adapter = self._spec.trained is ArtifactKind.ADAPTER
-        return self.job.agent.model if adapter else str(self._trained)
+        return self.job.agent.model if adapter else str(self.trained)
 
     def _model(self) -> Any:
         """The model as it was trained: an adapter on its base, unmerged."""
         model = load_model(self._model_name, dtype="float32", use_cpu=True)
         if self._spec.trained is ArtifactKind.ADAPTER:
-            return PeftModel.from_pretrained(model, self._trained)
+            return PeftModel.from_pretrained(model, self.trained)
         return model
 
     def _noted(self, report: ParityReport) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ class ServedAnswer:
     message: dict[str, Any]
     prompt_tokens: int | None
     cut_off: bool
+
+
+def is_empty(message: Mapping[str, Any]) -> bool:
+    """Whether a message neither says nor calls anything."""
+    return not message.get("content") and not message.get("tool_calls")
 
 
 def with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from huggingface_hub import snapshot_download
 
 from dressage.spec.export import CONVERTED, K_QUANTS
 from dressage.spec.status import Reason
-from worker.training.export.answers import ServedAnswer, with_object_arguments
+from worker.training.export.answers import ServedAnswer, is_empty, with_object_arguments
 from worker.training.export.disk import require_room
 from worker.training.export.programs import converter_path, quantize_path
 from worker.training.failures import RunFailure
@@ -243,7 +243,7 @@ class GgufModel:
         answer = self._server.handle_completions(
             {"prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": listed}
         )
-        return dict(json.loads(answer) if isinstance(answer, str | bytes) else answer)
+        return _decoded(answer)
 
     def _complete(
         self,
@@ -261,11 +261,14 @@ class GgufModel:
         }
         if tools:
             request["tools"] = tools
-        answer = self._server.handle_chat_completions(request)
-        answer = json.loads(answer) if isinstance(answer, str | bytes) else answer
+        answer = _decoded(self._server.handle_chat_completions(request))
         if "choices" not in answer:
             raise RuntimeError(f"llama.cpp: {answer}")
-        return dict(answer)
+        return answer
+
+
+def _decoded(answer: Any) -> dict[str, Any]:
+    return dict(json.loads(answer) if isinstance(answer, str | bytes) else answer)
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -314,6 +317,6 @@ def check_answer(
         raise RunFailure(
             Reason.CONVERSION_FAILED, f"the GGUF file does not run: {error}"
         ) from error
-    if not answer.get("content") and not answer.get("tool_calls"):
+    if is_empty(answer):
         raise RunFailure(Reason.CONVERSION_FAILED, "the GGUF file runs, but answers nothing")
     log.info("the GGUF file answers: %s", json.dumps(answer)[:300])

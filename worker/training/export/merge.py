@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.nn import Parameter
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -156,14 +156,9 @@ def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | 
     """None: it is not a matter of one weight after the other."""
     if stored is None or PeftConfig.from_pretrained(adapter).modules_to_save:
         return None
-    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
-        names = set(tensors.keys())
-        whole = {
-            name.removeprefix(WRAPPED): tensors.get_tensor(name)
-            for name in names
-            if ".lora_" not in name
-        }
-    if not all(name.endswith(PLAIN) for name in names if ".lora_" in name):
+    own = load_file(adapter / ADAPTER_WEIGHTS)
+    whole = {n.removeprefix(WRAPPED): tensor for n, tensor in own.items() if ".lora_" not in n}
+    if not all(name.endswith(PLAIN) for name in own if ".lora_" in name):
         return None
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -177,13 +172,12 @@ def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | 
         return None
     model = PeftModel.from_pretrained(hollow, adapter, low_cpu_mem_usage=True).eval()
     # PEFT has moved the adapter to where the base is, which is nowhere.
-    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
-        own = {
-            name: tensors.get_tensor(name.replace(".default", "")).float()
-            for name, _ in model.named_parameters()
-            if ".lora_" in name
-        }
-    model.load_state_dict(own, strict=False, assign=True)
+    placed = {
+        name: own[name.replace(".default", "")].float()
+        for name, _ in model.named_parameters()
+        if ".lora_" in name
+    }
+    model.load_state_dict(placed, strict=False, assign=True)
     layers = {
         f"{name.removeprefix(WRAPPED)}.weight": module
         for name, module in model.named_modules()
@@ -191,8 +185,7 @@ def _parts(adapter: Path, config: Any, stored: StoredWeights | None) -> Parts | 
     }
     if set(layers) - names or set(whole) - names:
         return None
-    instead = whole
-    return Parts(config, model, layers, stored, instead, shared, _widest(stored))
+    return Parts(config, model, layers, stored, whole, shared, _widest(stored))
 
 
 def _merge_streamed(parts: Parts, out: Path, prompts: Batch) -> MergeReport:
@@ -204,9 +197,10 @@ def _merge_streamed(parts: Parts, out: Path, prompts: Batch) -> MergeReport:
         and not torch.equal(merged[name], merged[source])
     ]
     names = [n for n in parts.names if n not in parts.shared or n in untied or n in parts.base]
-    with_adapter = streamed_logits(parts.model, _wrapped(parts), prompts)
+    wrapped = _wrapped(parts)
+    with_adapter = streamed_logits(parts.model, wrapped, prompts)
     with parts.model.disable_adapter():
-        without = streamed_logits(parts.model, _wrapped(parts), prompts)
+        without = streamed_logits(parts.model, wrapped, prompts)
     if untied:
         _set_tied(parts.config, False)
     alone = empty_model(parts.config)

@@ -3,7 +3,6 @@
 Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ LISTED = 20  # the most that Ollama gives
 class ModelShape:
     """What a server says of a model; None: it does not say."""
 
-    architecture: str | None
     layers: int | None
     width: int | None
 
@@ -62,10 +60,9 @@ class Ollama:
         models = self._json("GET", "/api/tags").get("models") or []
         return full_name(name) in {full_name(str(model["name"])) for model in models}
 
-    def upload(self, file: Path, progress: Callable[[str], None]) -> str:
-        """Send a file, unless the server has it. Returns its digest."""
-        with file.open("rb") as content:
-            digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+    def upload(self, file: Path, sha256: str, progress: Callable[[str], None]) -> str:
+        """Send a file, unless the server has it; the server checks it. Returns its digest."""
+        digest = f"sha256:{sha256}"
         path = f"/api/blobs/{digest}"
         if self._send("HEAD", path, allow=(404,)).status_code == httpx.codes.OK:
             progress(f"has {file.name} already")
@@ -91,20 +88,19 @@ class Ollama:
 
     def capabilities(self, name: str) -> list[str]:
         """What a model can do: `completion`, `tools` and others."""
-        return list(self._json("POST", "/api/show", json={"model": name}).get("capabilities") or [])
+        return list(self._show(name).get("capabilities") or [])
 
     def is_made_of(self, name: str, digests: Sequence[str | None]) -> bool:
         """Whether one of these files is in a model."""
-        modelfile = str(self._json("POST", "/api/show", json={"model": name}).get("modelfile"))
+        modelfile = str(self._show(name).get("modelfile"))
         # As `FROM /…/blobs/sha256-…`, and for an adapter `ADAPTER /…/blobs/sha256-…`.
         return any(digest and digest.replace(":", "-") in modelfile for digest in digests)
 
     def shape(self, name: str) -> ModelShape:
-        """Architecture and size of a model, as it says itself."""
-        told = self._json("POST", "/api/show", json={"model": name}).get("model_info") or {}
+        """Size of a model, as it says itself."""
+        told = self._show(name).get("model_info") or {}
         architecture = told.get("general.architecture")
         return ModelShape(
-            architecture=architecture,
             layers=told.get(f"{architecture}.block_count"),
             width=told.get(f"{architecture}.embedding_length"),
         )
@@ -162,6 +158,9 @@ class Ollama:
             prompt_tokens=answer.get("prompt_eval_count"),
             cut_off=answer.get("done_reason") == "length",
         )
+
+    def _show(self, name: str) -> dict[str, Any]:
+        return self._json("POST", "/api/show", json={"model": name})
 
     def _lines(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         try:

@@ -4,7 +4,6 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
@@ -13,12 +12,12 @@ from dressage.spec.event import EventType
 from dressage.spec.export import OllamaExport
 from dressage.spec.status import Reason
 from worker.training.export.agent import TrainedAgent
-from worker.training.export.answers import ServedAnswer
+from worker.training.export.answers import ServedAnswer, is_empty
 from worker.training.export.ollama import Ollama, full_name
 from worker.training.export.parity import NextToken
 from worker.training.export.spec import ExportRunSpec
 from worker.training.failures import RunFailure
-from worker.training.run_dir import RunDirectory
+from worker.training.run_dir import ProducedFile, RunDirectory
 from worker.training.update.model import end_ids
 
 log = logging.getLogger(__name__)
@@ -57,7 +56,7 @@ def register(
     spec: ExportRunSpec,
     export: OllamaExport,
     server: Ollama,
-    file: Path,
+    file: ProducedFile,
     agent: TrainedAgent,
 ) -> dict[str, Any]:
     """Make the model under a name nobody uses, look at it, and only then under its own.
@@ -72,7 +71,7 @@ def register(
     def say(status: str) -> None:
         run.emit(EventType.LOG, level="info", message=f"Ollama: {status}")
 
-    digest = server.upload(file, say)
+    digest = server.upload(run.artifacts / file.name, file.sha256, say)
     # Again, now that the file is known: an earlier attempt may have registered it, and been lost.
     _require_free_name(server, export, [spec.registered, digest])
     sent = {file.name: digest}
@@ -191,7 +190,7 @@ def _next_token(server: Ollama, name: str, agent: TrainedAgent) -> NextToken:
 
 
 def _require_answer(answer: ServedAnswer) -> None:
-    if not answer.message.get("content") and not answer.message.get("tool_calls"):
+    if is_empty(answer.message):
         raise RunFailure(Reason.OLLAMA_REFUSED, "Ollama runs the model, but it answers nothing")
 
 

@@ -25,7 +25,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType, TokenRole
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
@@ -365,8 +364,8 @@ class JobTrainer(GRPOTrainer):
                 self.echo.save(checkpoint)
             mark_complete(checkpoint)
             if self._spec.keep_checkpoints:
-                kind = ArtifactKind.ADAPTER if self._spec.lora else ArtifactKind.MODEL
-                keep(self._run, checkpoint, kind, count=self._spec.keep_checkpoints)
+                kind, count = self._spec.result_kind, self._spec.keep_checkpoints
+                keep(self._run, checkpoint, kind, count=count)
         self._run.emit(EventType.CHECKPOINT, step=self.state.global_step, name=checkpoint.name)
 
 
