@@ -6,13 +6,15 @@ from fastapi import APIRouter
 from sqlalchemy import text
 
 from app.artifacts.endpoints import router as artifacts
-from app.auth.endpoints import router as keys
 from app.db.engine import unit_of_work
 from app.dependencies import Parts
 from app.exceptions import PROBLEM_RESPONSES
+from app.exports.endpoints import router as exports
 from app.generations.endpoints import router as generations
 from app.jobs.endpoints import router as jobs
+from app.keys.endpoints import router as keys
 from app.measures.endpoints import router as measures
+from app.scheduling.endpoints import router as queue
 from app.suites.endpoints import router as suites
 from app.sweeps.endpoints import router as sweeps
 from app.teams.endpoints import router as teams
@@ -20,16 +22,11 @@ from app.webhooks.endpoints import router as webhooks
 from app.workers.endpoints import router as workers
 
 router = APIRouter(responses=PROBLEM_RESPONSES)
-router.include_router(suites)
-router.include_router(jobs)
-router.include_router(artifacts)
-router.include_router(measures)
-router.include_router(sweeps)
-router.include_router(generations)
-router.include_router(workers)
-router.include_router(teams)
-router.include_router(keys)
-router.include_router(webhooks)
+for part in (
+    *(suites, jobs, exports, artifacts, measures, sweeps, generations),
+    *(queue, workers, teams, keys, webhooks),
+):
+    router.include_router(part)
 
 
 @router.get("/healthz", tags=["service"])

@@ -10,15 +10,15 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.auth import audit
-from app.auth.keys import Caller, Keyring
+from app.auth.keys import Caller, KeyCache
 from app.auth.limits import RateLimiter
+from app.broker.wake import PendingWakes, wake
 from app.db.engine import Sessions, unit_of_work
-from app.exceptions import InvalidRequest, NotAllowed, Unauthorized
-from app.jobs.feed import Feed
-from app.jobs.rules import OperatorRules
-from app.jobs.shown import ShownJobs
-from app.outbound import AllowedAddresses
-from app.queue.doorbell import Doorbell, ring
+from app.db.models import JobRow
+from app.egress import AllowedAddresses
+from app.exceptions import InvalidRequest, NotAllowed, NotFound, Unauthorized
+from app.lifecycle.jobs import find_job
+from app.policy import AdmissionPolicy
 from app.storage import Storage
 from dressage.spec.team import Role
 
@@ -32,14 +32,12 @@ class Services:
     """Built once at start; lives in `request.app.state.services`."""
 
     sessions: Sessions
-    keyring: Keyring
+    key_cache: KeyCache
     limiter: RateLimiter
-    feed: Feed
-    shown_jobs: ShownJobs
     celery: Celery
     storage: Storage
-    rules: OperatorRules
-    outbound: AllowedAddresses
+    policy: AdmissionPolicy
+    allowed_addresses: AllowedAddresses
     max_upload_bytes: int
 
 
@@ -49,7 +47,7 @@ async def services(request: Request) -> Services:
     return found
 
 
-async def who_asks(
+async def current_caller(
     request: Request,
     parts: Annotated[Services, Depends(services)],
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
@@ -61,7 +59,7 @@ async def who_asks(
         NotAllowed: A viewer wants to change something.
         TooManyRequests: The key has asked too often.
     """
-    caller = await parts.keyring.identify(credentials.credentials) if credentials else None
+    caller = await parts.key_cache.identify(credentials.credentials) if credentials else None
     if caller is None:
         raise Unauthorized(
             "send a valid API key: `Authorization: Bearer drs_…`; an operator makes one with "
@@ -73,10 +71,10 @@ async def who_asks(
     return caller
 
 
-WhoAsks = Annotated[Caller, Depends(who_asks)]
+CurrentCaller = Annotated[Caller, Depends(current_caller)]
 
 
-async def operator(caller: WhoAsks) -> None:
+async def operator(caller: CurrentCaller) -> None:
     """Only who runs the service.
 
     Raises:
@@ -86,21 +84,21 @@ async def operator(caller: WhoAsks) -> None:
         raise NotAllowed("only an operator's key may do this")
 
 
-async def scope(caller: WhoAsks) -> str | None:
+async def visible_team(caller: CurrentCaller) -> str | None:
     """The team whose things the caller sees; None: every team's."""
-    return caller.scope
+    return caller.visible_team
 
 
-async def team(caller: WhoAsks) -> str:
+async def team(caller: CurrentCaller) -> str:
     """The team that new things belong to."""
     return caller.team
 
 
 class Transaction:
-    """A session, who changes something in it, and the rings to send once it is committed."""
+    """A session, who changes something in it, and whom to wake once it is committed."""
 
     def __init__(self, session: AsyncSession, celery: Celery, note: Callable[[], None]) -> None:
-        self.session, self.doorbell = session, Doorbell()
+        self.session, self.wakes = session, PendingWakes()
         self._celery, self._note = celery, note
         self._noted = False
 
@@ -110,23 +108,23 @@ class Transaction:
             self._noted = True
             self._note()
 
-    def ring(self) -> None:
-        """Send the rings of what is committed."""
-        for queue in self.doorbell.take():
-            ring(self._celery, queue)
+    def wake(self) -> None:
+        """Wake the workers for what is committed."""
+        for queue in self.wakes.take():
+            wake(self._celery, queue)
 
     async def commit(self) -> None:
         """Commit before the answer is ready; nothing can be written after it."""
         self.note()
         await self.session.commit()
-        self.ring()
+        self.wake()
 
 
 async def transaction(
     request: Request,
     response: Response,
     services: Annotated[Services, Depends(services)],
-    caller: WhoAsks,
+    caller: CurrentCaller,
 ) -> AsyncIterator[Transaction]:
     """One transaction for one request, committed before the answer is sent.
 
@@ -146,13 +144,13 @@ async def transaction(
         given = Transaction(session, services.celery, note)
         yield given
         given.note()
-    given.ring()
+    given.wake()
 
 
 async def cursor_position(
     cursor: Annotated[str | None, Query(description="From `next_cursor`.")] = None,
 ) -> int | None:
-    """Where a page goes on."""
+    """Where a page begins."""
     if cursor is None:
         return None
     if not cursor.isdecimal() or len(cursor) > 18:
@@ -162,8 +160,23 @@ async def cursor_position(
 
 InTransaction = Annotated[Transaction, Depends(transaction, scope="function")]
 OperatorOnly = Depends(operator)
-Scope = Annotated[str | None, Depends(scope)]
+VisibleTeam = Annotated[str | None, Depends(visible_team)]
 Team = Annotated[str, Depends(team)]
 Parts = Annotated[Services, Depends(services)]
 Position = Annotated[int | None, Depends(cursor_position)]
 Limit = Annotated[int, Query(ge=1, le=200)]
+
+
+async def visible_job(job_id: str, transaction: InTransaction, team: VisibleTeam) -> JobRow:
+    """The job of the path.
+
+    Raises:
+        NotFound: There is no such job, or it is another team's.
+    """
+    job = await find_job(transaction.session, team, job_id)
+    if job is None:
+        raise NotFound(f"there is no job {job_id!r}")
+    return job
+
+
+VisibleJob = Annotated[JobRow, Depends(visible_job)]

@@ -185,7 +185,7 @@ def shown(example: Any, status: int = 200) -> dict[int | str, dict[str, Any]]:
 
 WAIT = {
     "position": 2,
-    "obstacle": "busy",
+    "wait_reason": "busy",
     "reason": "no free GPU; behind 1 queued jobs",
     "estimated_start": {"earliest": "2026-11-02T09:48:00Z", "latest": "2026-11-02T10:14:00Z"},
     "looked_at": TIME,

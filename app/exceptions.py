@@ -15,7 +15,7 @@ from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
-from app.storage import StorageAway
+from app.storage import StorageUnavailable
 
 log = structlog.get_logger()
 
@@ -184,7 +184,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(RequestValidationError, _validation_error)
     api.add_exception_handler(HTTPException, _http_error)
     api.add_exception_handler(OperationalError, _database_error)
-    api.add_exception_handler(StorageAway, _storage_error)
+    api.add_exception_handler(StorageUnavailable, _storage_error)
     api.add_exception_handler(InterfaceError, _database_error)
     api.add_exception_handler(PoolTimeout, _database_error)
     api.add_exception_handler(DataError, _data_error)

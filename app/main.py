@@ -12,8 +12,9 @@ from fastapi.staticfiles import StaticFiles
 
 from app.api import router
 from app.auth import keys
-from app.auth.keys import Keyring
+from app.auth.keys import KeyCache
 from app.auth.limits import RateLimiter
+from app.broker.celery import create_celery
 from app.db.engine import (
     Sessions,
     create_engine,
@@ -23,11 +24,10 @@ from app.db.engine import (
 )
 from app.dependencies import Services
 from app.exceptions import add_handlers
+from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
-from app.jobs.rules import OperatorRules
-from app.jobs.shown import ShownJobs
 from app.logs import configure_logs
-from app.queue.celery_options import create_celery
+from app.policy import AdmissionPolicy
 from app.settings import Settings, read_settings
 from app.storage import open_storage
 
@@ -46,22 +46,21 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         sessions = create_sessions(engine)
         await _require_operator(sessions)
         feed = Feed(sessions, settings.libpq_url)
+        api.state.feed, api.state.job_cache = feed, JobCache(reading, sessions)
         api.state.services = Services(
             sessions=sessions,
-            keyring=Keyring(sessions),
+            key_cache=KeyCache(sessions),
             limiter=RateLimiter(settings.requests_per_minute),
-            feed=feed,
-            shown_jobs=ShownJobs(reading, sessions),
             celery=create_celery(settings.celery_url),
             storage=open_storage(settings.storage, links=settings.storage_links),
-            rules=OperatorRules(
+            policy=AdmissionPolicy(
                 models_dir=settings.models_dir,
                 allowed_models=settings.allowed_models,
                 allow_network=settings.allow_network,
                 judge_urls=tuple(url.rstrip("/") for url in settings.judge_urls),
                 ollama_urls=tuple(settings.ollama_urls),
             ),
-            outbound=settings.outbound,
+            allowed_addresses=settings.allowed_addresses,
             max_upload_bytes=settings.max_upload_bytes,
         )
         # A full collection stops all streams for 100 ms and more: what was imported is kept out of
@@ -110,5 +109,5 @@ async def _require_operator(sessions: Sessions) -> None:
     async with unit_of_work(sessions) as session:
         if not await keys.any_operator(session):
             raise RuntimeError(
-                "there is no operator key: make one with python -m app.auth.first_key"
+                "there is no operator key: make one with python -m app.admin.first_key"
             )

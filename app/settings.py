@@ -5,8 +5,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from app.outbound import AllowedAddresses
-from app.queue.retries import RetryPolicy
+from app.egress import AllowedAddresses
 
 PREFIX = "DRESSAGE_"
 
@@ -100,14 +99,9 @@ class Settings(BaseSettings):
         return networks
 
     @property
-    def outbound(self) -> AllowedAddresses:
+    def allowed_addresses(self) -> AllowedAddresses:
         """Where the service may connect to when users give an address."""
         return AllowedAddresses.of(self.outbound_networks)
-
-    @property
-    def retry_policy(self) -> RetryPolicy:
-        """How often, and how soon, a job is tried again."""
-        return RetryPolicy(self.max_attempts, self.retry_back_off_seconds)
 
     @property
     def libpq_url(self) -> str:

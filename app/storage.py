@@ -1,7 +1,7 @@
 """The artifact store: files under the hash of their content, so equal files are kept once.
 
 A directory, or a bucket of any S3-compatible service. Which files may go is not decided here: see
-`app.artifacts.objects`.
+`app.artifacts.blobs`.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ class ChecksumMismatch(OSError):
     """What arrived is not what was announced."""
 
 
-class StorageAway(OSError):
+class StorageUnavailable(OSError):
     """The store does not answer, or not as it should; another try may help."""
 
 
 class Storage(ABC):
     """Every write is whole or not at all; no file is ever changed.
 
-    Every method raises `FileNotFoundError` for a file that is not there, and `StorageAway`.
+    Every method raises `FileNotFoundError` for a file that is not there, and `StorageUnavailable`.
     """
 
     @abstractmethod
@@ -146,7 +146,7 @@ class DirectoryStorage(Storage):
             while start < end:
                 chunk = await asyncio.to_thread(file.read, min(CHUNK, end - start))
                 if not chunk:
-                    raise StorageAway(f"{sha256} is shorter than it was")
+                    raise StorageUnavailable(f"{sha256} is shorter than it was")
                 start += len(chunk)
                 yield chunk
 
@@ -159,7 +159,7 @@ class DirectoryStorage(Storage):
     def check(self) -> None:  # noqa: D102
         self._root.mkdir(parents=True, exist_ok=True)
         if not os.access(self._root, os.W_OK):
-            raise StorageAway(f"{self._root} cannot be written to")
+            raise StorageUnavailable(f"{self._root} cannot be written to")
 
     @contextmanager
     def _partial(self) -> Iterator[Path]:
@@ -262,7 +262,7 @@ class BucketStorage(Storage):
                 max_concurrency=PARTS_AT_ONCE,
             )
         except FileNotFoundError as error:
-            raise StorageAway(f"{self._url}: there is no such bucket") from error
+            raise StorageUnavailable(f"{self._url}: there is no such bucket") from error
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -270,7 +270,7 @@ class BucketStorage(Storage):
             yield
         except BaseError as error:
             said = str(error).split("\n\n", 1)[0][:500]
-            raise StorageAway(f"{self._url}: {said}") from error
+            raise StorageUnavailable(f"{self._url}: {said}") from error
 
 
 def _key(sha256: str) -> str:

@@ -23,18 +23,16 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-import httpx
+import httpx2
 import psycopg
 from rich.console import Console
 from rich.table import Table
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
-from app.jobs.lifecycle import EventDraft, append_events
+from app.lifecycle.jobs import EventDraft, append_events
 from dressage.authoring import Suite
+from dressage.local.servers import EmbeddedDatabases
 from dressage.spec.event import EventType
-from dressage.stack.account import database_account
-from dressage.stack.program import KeptProgram
-from dressage.stack.servers import Postgres, Valkey, run_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 CONNECTIONS = 16
@@ -47,23 +45,14 @@ class Service:
 
     def __init__(self, root):
         self.root, self.port = root, _free_port()
-        account = database_account()
-        for name in ("logs", "programs", "artifacts", "runs"):
-            (root / name).mkdir()
-        run_directory(root, account)
-        self.postgres = Postgres(root, account)
-        self.postgres.initialise()
-        valkey = Valkey(root, account)
-        self._kept = [KeptProgram(s.program(), root / "logs") for s in (self.postgres, valkey)]
-        for kept in self._kept:
-            kept.start()
-            while not kept.program.ready():
-                assert kept.pid, kept.last_lines()
-        self.postgres.create_database()
+        self._databases = EmbeddedDatabases(root)
+        self.postgres = self._databases.postgres
+        self._postmaster = self._databases.start_postgres()
+        self._databases.start_valkey()
         self._environment = {
             **os.environ,
             "DRESSAGE_DATABASE_URL": self.postgres.url,
-            "DRESSAGE_REDIS_URL": valkey.url,
+            "DRESSAGE_REDIS_URL": self._databases.valkey.url,
             "DRESSAGE_STORAGE": str(root / "artifacts"),
             "DRESSAGE_RUNS_DIR": str(root / "runs"),
             "DRESSAGE_REQUESTS_PER_MINUTE": "0",
@@ -71,8 +60,8 @@ class Service:
             "PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}",
         }
         self.processes = {}
-        self._run("app.db.migrate")
-        self.key = self._run("app.auth.first_key").strip()
+        self._run("app.admin.migrate")
+        self.key = self._run("app.admin.first_key").strip()
         self.start(
             "api",
             *("-m", "uvicorn", "--factory", "app.main:create_app", "--port", str(self.port)),
@@ -84,8 +73,8 @@ class Service:
             if len(cores) > 1:
                 os.sched_setaffinity(self.processes["api"].pid, {cores[-1]})
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{self.port}/readyz").status_code == 200:
+            with contextlib.suppress(httpx2.HTTPError):
+                if httpx2.get(f"http://127.0.0.1:{self.port}/readyz").status_code == 200:
                     return
             time.sleep(0.1)
 
@@ -109,8 +98,7 @@ class Service:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(15)
             process.kill()
-        for kept in self._kept:
-            kept.stop()
+        self._databases.stop()
 
     def query(self, statement, *parameters):
         with psycopg.connect(self.postgres.url) as connection:
@@ -119,7 +107,7 @@ class Service:
     def cpu(self):
         """CPU seconds so far, by process; PostgreSQL with all its backends."""
         pids = {name: [process.pid] for name, process in self.processes.items()}
-        postmaster = self._kept[0].pid
+        postmaster = self._postmaster.pid
         children = subprocess.run(
             ["ps", "--ppid", str(postmaster), "-o", "pid="], capture_output=True, text=True
         ).stdout.split()
@@ -301,7 +289,7 @@ def main():
 def measure(service, *, quick):
     url, headers = f"http://127.0.0.1:{service.port}", {"Authorization": f"Bearer {service.key}"}
     suite = Suite.from_path(ROOT / "examples" / "arithmetic").to_archive()
-    with httpx.Client(base_url=url, headers=headers) as client:
+    with httpx2.Client(base_url=url, headers=headers) as client:
         client.post("/suites?name=arithmetic", content=suite).raise_for_status()
         spec = json.loads((ROOT / "examples" / "arithmetic" / "job.json").read_text())
         spec["agent"]["model"] = str(ROOT / "examples" / "tiny_agent" / "model")

@@ -34,9 +34,9 @@ from dressage.spec.artifact import ArtifactKind
 from dressage.spec.job import JobSpec
 from worker.training.export.gguf import ENTRY, convert
 from worker.training.export.merge import merge
-from worker.training.export.programs import converter_path
-from worker.training.export.spec import ExportRunSpec
-from worker.training.run_dir import INPUT, SPEC, SUITE, RunDirectory
+from worker.wire.export_spec import ExportRunSpec
+from worker.wire.programs import converter_path
+from worker.wire.run_dir import INPUT, SPEC, SUITE, RunDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 ARITHMETIC = ROOT / "examples" / "arithmetic"

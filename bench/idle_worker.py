@@ -11,7 +11,7 @@ from pathlib import Path
 
 def child(run):
     from dressage.spec.event import EventType
-    from worker.training.run_dir import RunDirectory
+    from worker.wire.run_dir import RunDirectory
 
     RunDirectory(Path(run)).emit(EventType.STATUS, status="training")
     time.sleep(3600)

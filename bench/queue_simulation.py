@@ -31,22 +31,20 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text, update
 
-import app.queue.claim
+import app.scheduling.leases
 from app.db.base import new_id
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.db.models import JobRow, SuiteRow, TeamRow
-from app.jobs.lifecycle import lock_job, switch_status
-from app.queue.claim import claim, end_attempt, fenced, put_back
-from app.queue.explain import look, waits
-from app.queue.exports import finish_job
-from app.queue.picture import read_picture
-from app.queue.plan import Obstacle, Verdict, plan
-from app.queue.retries import Outcome
+from app.exports.leases import finish_job
+from app.lifecycle.jobs import lock_job, switch_status
+from app.scheduling.explain import look, waits
+from app.scheduling.leases import claim, end_attempt, fenced, requeue
+from app.scheduling.plan import plan
+from app.scheduling.snapshot import read_snapshot
+from app.scheduling.types import Placement
 from app.workers.repository import Presence, beat
-from dressage.spec.status import JobStatus
-from dressage.stack.account import database_account
-from dressage.stack.program import KeptProgram
-from dressage.stack.servers import Postgres, run_directory
+from dressage.local.servers import EmbeddedDatabases
+from dressage.spec.status import AttemptOutcome, JobStatus, WaitReason
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR, DAY = 3600.0, 86400.0
@@ -122,19 +120,19 @@ def month(seed, jobs, days):
     return sorted(found, key=lambda job: job.arrives)
 
 
-def first_come_first_served(picture):
+def first_come_first_served(snapshot):
     """The baseline: no classes, shares, reservations; whoever fits somewhere runs."""
-    free = {machine.worker_id: machine.gpus for machine in picture.machines}
-    for job in picture.running:
-        free[job.worker_id] -= job.needs.gpus
+    free = {node.worker_id: node.gpus for node in snapshot.nodes}
+    for job in snapshot.running:
+        free[job.worker_id] -= job.request.gpus
     found = []
-    for position, job in enumerate(sorted(picture.waiting, key=lambda j: j.arrival), start=1):
-        room = [name for name, gpus in free.items() if gpus >= job.needs.gpus]
+    for position, job in enumerate(sorted(snapshot.waiting, key=lambda j: j.arrival), start=1):
+        room = [name for name, gpus in free.items() if gpus >= job.request.gpus]
         name = min(room, key=lambda n: (free[n], n), default=None)
         if name:
-            free[name] -= job.needs.gpus
-        obstacle = Obstacle.NONE if name else Obstacle.BUSY
-        found.append(Verdict(job, position, name, obstacle, ""))
+            free[name] -= job.request.gpus
+        wait_reason = WaitReason.NONE if name else WaitReason.BUSY
+        found.append(Placement(job, position, name, wait_reason, ""))
     return found
 
 
@@ -242,8 +240,8 @@ class Simulation:
             if self.fair:
                 await look(session, explain=False)
                 await self.predict(session)
-            verdicts = self.decide(await read_picture(session))
-        for name in dict.fromkeys(v.worker_id for v in verdicts if v.worker_id):
+            placements = self.decide(await read_snapshot(session))
+        for name in dict.fromkeys(v.worker_id for v in placements if v.worker_id):
             while await self.claim(name):
                 pass
         for job_id, lease in self.leases.items():
@@ -265,8 +263,8 @@ class Simulation:
         new = [j for j in new if j.arrives > self.now - 60]
         if not new:
             return
-        picture = await read_picture(session)
-        found = waits(picture, plan(picture))
+        snapshot = await read_snapshot(session)
+        found = waits(snapshot, plan(snapshot))
         for job in new:
             start = found[job.id].estimated_start if job.id in found else None
             if start:
@@ -290,7 +288,7 @@ class Simulation:
     async def finish(self, job):
         async with unit_of_work(self.sessions) as session:
             row, _ = await fenced(session, self.leases.pop(job.id))
-            await end_attempt(session, row, Outcome.SUCCEEDED)
+            await end_attempt(session, row, AttemptOutcome.SUCCEEDED)
             await switch_status(session, row, JobStatus.EXPORTING)
             await finish_job(session, row)
         job.ended = self.now
@@ -300,7 +298,7 @@ class Simulation:
         job.left = self.left(job.id) + RELOAD_SECONDS
         del self.leases[job.id]
         async with unit_of_work(self.sessions) as session:
-            await put_back(session, await lock_job(session, job.id), "yielded")
+            await requeue(session, await lock_job(session, job.id), "yielded")
 
     def figures(self):
         parts = [self.received[team] / self.due[team] for team in self.due]
@@ -328,7 +326,7 @@ class Simulation:
 async def simulate(url, jobs, decide, *, fair):
     engine = create_engine("postgresql+psycopg://" + url.split("://", 1)[1])
     sessions = create_sessions(engine)
-    app.queue.claim.plan = decide
+    app.scheduling.leases.plan = decide
     try:
         async with unit_of_work(sessions) as session:
             for name, weight in {**WEIGHTS, BURSTING: 1.0}.items():
@@ -356,7 +354,7 @@ async def simulate(url, jobs, decide, *, fair):
         await simulation.run()
         return simulation
     finally:
-        app.queue.claim.plan = plan
+        app.scheduling.leases.plan = plan
         await engine.dispose()
 
 
@@ -367,18 +365,10 @@ def database():
 
     root = Path(tempfile.mkdtemp(prefix="dressage-simulation-"))
     root.chmod(0o711)
-    account = database_account()
-    for name in ("logs", "programs"):
-        (root / name).mkdir()
-    run_directory(root, account)
-    postgres = Postgres(root, account)
-    postgres.initialise()
-    program = KeptProgram(postgres.program(), root / "logs")
-    program.start()
+    databases = EmbeddedDatabases(root)
+    postgres = databases.postgres
     try:
-        while not postgres.program().ready():
-            assert program.pid, program.last_lines()
-        postgres.create_database()
+        databases.start_postgres()
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             for statement in CLOCK.strip().split(";\n"):
                 parameters = (START,) if "%s" in statement else None
@@ -392,11 +382,13 @@ def database():
             "DRESSAGE_RUNS_DIR": str(root),
         }
         subprocess.run(
-            [sys.executable, "-m", "app.db.migrate"], env={**os.environ, **environment}, check=True
+            [sys.executable, "-m", "app.admin.migrate"],
+            env={**os.environ, **environment},
+            check=True,
         )
         yield postgres.url
     finally:
-        program.stop()
+        databases.stop()
         shutil.rmtree(root)
 
 

@@ -17,8 +17,8 @@ from trl import GRPOTrainer
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.suite import Case
-from worker.training.pipeline import SANDBOX_WORKERS
-from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
+from worker.training.pipeline.run import SANDBOX_WORKERS
+from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
 from worker.training.rollout.template import ConversationTemplate
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "tiny_agent" / "model"
@@ -63,7 +63,7 @@ def our_turns(tokenizer, repetitions):
             template=ConversationTemplate(tokenizer, pool.sandbox.tools),
             agent=AgentParts(None, None, 0),
             pool=pool,
-            limits=EpisodeLimits(400, 1024, 1, 30.0, 1000),
+            limits=RolloutLimits(400, 1024, 1, 30.0, 1000),
         )
         cases = [(Case(id=str(n), input="question"), 0) for n in range(ROLLOUTS)]
         times = []

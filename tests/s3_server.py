@@ -2,7 +2,7 @@
 
 import logging
 
-import httpx
+import httpx2
 from moto.server import ThreadedMotoServer
 
 
@@ -29,16 +29,16 @@ class S3Server:
         self.stop()
 
     def make_bucket(self, name):
-        assert httpx.put(f"{self.url}/{name}").status_code == 200
+        assert httpx2.put(f"{self.url}/{name}").status_code == 200
 
     def keys(self, bucket):
         """Names of all objects."""
-        text = httpx.get(f"{self.url}/{bucket}?list-type=2").text
+        text = httpx2.get(f"{self.url}/{bucket}?list-type=2").text
         return [part.split("</Key>")[0] for part in text.split("<Key>")[1:]]
 
     def unfinished(self, bucket):
         """Whether parts of an upload lie about."""
-        return "<UploadId>" in httpx.get(f"{self.url}/{bucket}?uploads").text
+        return "<UploadId>" in httpx2.get(f"{self.url}/{bucket}?uploads").text
 
     def stop(self):
         self._server.stop()

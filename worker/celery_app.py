@@ -16,10 +16,17 @@ from typing import Any
 import structlog
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 
-from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
+from app.broker.celery import create_celery
+from app.broker.wake import Queue, own_queue
+from app.db.engine import (
+    DATABASE_UNAVAILABLE,
+    Sessions,
+    create_engine,
+    create_sessions,
+    unit_of_work,
+)
 from app.logs import configure_logs
-from app.queue.celery_options import create_celery
-from app.queue.doorbell import Queue, own_queue
+from app.scheduling.retries import RetryPolicy
 from app.settings import read_settings
 from app.storage import open_storage
 from app.workers import repository as workers
@@ -36,6 +43,7 @@ CLEANING_SECONDS = 3600.0
 configure_logs()
 settings = read_settings()
 celery = create_celery(settings.celery_url)
+celery.conf.imports = ("worker.tasks",)
 context = WorkerContext(
     worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
     database_url=settings.sqlalchemy_url,
@@ -43,7 +51,7 @@ context = WorkerContext(
     runs_dir=settings.runs_dir,
     lease_seconds=settings.lease_seconds,
     stall_seconds=settings.stall_seconds,
-    retry_policy=settings.retry_policy,
+    retry_policy=RetryPolicy(settings.max_attempts, settings.retry_back_off_seconds),
     stopping=threading.Event(),
     ollama_urls=tuple(settings.ollama_urls),
 )
@@ -81,7 +89,7 @@ async def _beside(queue: Queue) -> None:
 async def _clean(sessions: Sessions) -> None:
     age = timedelta(days=settings.keep_runs_days)
     while not context.stopping.is_set():
-        with contextlib.suppress(*DATABASE_AWAY):
+        with contextlib.suppress(*DATABASE_UNAVAILABLE):
             async with unit_of_work(sessions) as session:
                 unneeded = await runs_to_remove(session, settings.runs_dir, age)
             await asyncio.to_thread(remove, unneeded)
@@ -98,16 +106,13 @@ async def _presence(sessions: Sessions, queue: Queue) -> None:
                 if not known:
                     await workers.forget_dead(session, presence.hostname, is_alive)
             known = True
-        except DATABASE_AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             log.warning("presence.database", error=str(error).splitlines()[:1])
         await asyncio.sleep(PRESENCE_SECONDS)
 
 
 async def _gone() -> None:
     engine = create_engine(settings.sqlalchemy_url, pooled=False)
-    with contextlib.suppress(*DATABASE_AWAY):  # it will be forgotten by its silence
+    with contextlib.suppress(*DATABASE_UNAVAILABLE):  # it will be forgotten by its silence
         async with unit_of_work(create_sessions(engine)) as session:
             await workers.leave(session, context.worker_id)
-
-
-import worker.tasks  # noqa: E402, F401  registers the tasks on `celery`

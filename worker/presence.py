@@ -6,11 +6,11 @@ import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
-from app.jobs.export_checks import LLAMA_QUANTIZE
-from app.queue.doorbell import Queue
+from app.broker.wake import Queue
+from app.exports.checks import LLAMA_QUANTIZE
 from app.settings import read_settings
 from app.workers.repository import Presence
-from worker.training.export.programs import quantize_path
+from worker.wire.programs import quantize_path
 
 PACKAGES = ("dressage", "torch", "transformers", "trl", "peft", "vllm")
 FIELDS = "--query-gpu=name,memory.total,driver_version"

@@ -1,4 +1,4 @@
-"""`python -m worker.scheduler`: once a second, end silent leases, explain the queue, ring.
+"""`python -m worker.scheduler`: once a second, end silent leases, explain the queue, wake.
 
 A loop of its own and not a Celery task: silent leases must be ended also while Redis is down.
 Several may run; they do each other's work without harm.
@@ -13,21 +13,26 @@ from datetime import timedelta
 import structlog
 from celery import Celery
 
-from app.artifacts.objects import sweep
-from app.db.engine import DATABASE_AWAY, Sessions, create_engine, create_sessions, unit_of_work
+from app.artifacts.blobs import sweep
+from app.broker.celery import create_celery
+from app.broker.wake import Queue, wake
+from app.db.engine import (
+    DATABASE_UNAVAILABLE,
+    Sessions,
+    create_engine,
+    create_sessions,
+    unit_of_work,
+)
+from app.egress import AllowedAddresses
+from app.exports.leases import exports_wait, reap_exports
 from app.jobs.retention import forget_bulk, forget_files
 from app.logs import configure_logs
-from app.outbound import AllowedAddresses
-from app.queue.celery_options import create_celery
-from app.queue.claim import open_leases, reap
-from app.queue.doorbell import Queue, ring
-from app.queue.explain import look
-from app.queue.exports import open_export_leases, reap_exports
-from app.queue.retries import RetryPolicy
-from app.queue.silence import SilenceWatch
-from app.queue.waiting import exports_wait
+from app.scheduling.explain import look
+from app.scheduling.heartbeats import HeartbeatMonitor
+from app.scheduling.leases import open_leases, reap
+from app.scheduling.retries import RetryPolicy
 from app.settings import read_settings
-from app.storage import Storage, StorageAway, open_storage
+from app.storage import Storage, StorageUnavailable, open_storage
 from app.webhooks.delivery import deliver_due
 
 log = structlog.get_logger()
@@ -44,15 +49,14 @@ class Scheduler:
     def __init__(self, sessions: Sessions, *, lease_seconds: float, policy: RetryPolicy) -> None:
         self._sessions, self._policy = sessions, policy
         self._explained = 0.0
-        self._jobs, self._exports = SilenceWatch(lease_seconds), SilenceWatch(lease_seconds)
+        self._leases = HeartbeatMonitor(lease_seconds)
 
     async def tick(self) -> list[Queue | str]:
-        """One round. Returns whom to ring: workers that a job waits for, and the exports' queue."""
+        """One round. Returns whom to wake: workers that a job waits for, and the exports' queue."""
         async with unit_of_work(self._sessions) as session:
-            silent = self._jobs.silent(await open_leases(session))
+            silent = self._leases.silent(await open_leases(session))
             lost = await reap(session, silent, self._policy)
         async with unit_of_work(self._sessions) as session:
-            silent = self._exports.silent(await open_export_leases(session))
             lost += await reap_exports(session, silent, self._policy)
         if lost:
             log.warning("leases.silent", jobs=lost)
@@ -68,14 +72,13 @@ class Scheduler:
 
     def blind(self) -> None:
         """Nothing could be seen: silence of this time does not count."""
-        self._jobs.blind()
-        self._exports.blind()
+        self._leases.blind()
 
 
-def ring_all(celery: Celery, wanted: Iterable[Queue | str]) -> None:
-    """Ring each queue or worker once."""
-    for bell in wanted:
-        ring(celery, bell)
+def wake_all(celery: Celery, wanted: Iterable[Queue | str]) -> None:
+    """Wake each queue or worker once."""
+    for whom in wanted:
+        wake(celery, whom)
 
 
 async def send_webhooks(sessions: Sessions, allowed: AllowedAddresses) -> None:
@@ -83,7 +86,7 @@ async def send_webhooks(sessions: Sessions, allowed: AllowedAddresses) -> None:
     while True:
         try:
             sent = await deliver_due(sessions, allowed)
-        except DATABASE_AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             sent = 0
             log.warning("webhooks.database", error=str(error).splitlines()[:1])
         if not sent:
@@ -96,7 +99,7 @@ async def forget(sessions: Sessions, age: timedelta) -> None:
         try:
             async with unit_of_work(sessions) as session:
                 trimmed = await forget_bulk(session, age) + await forget_files(session)
-        except DATABASE_AWAY:
+        except DATABASE_UNAVAILABLE:
             trimmed = 0
         if not trimmed:
             await asyncio.sleep(FORGET_SECONDS)
@@ -107,7 +110,7 @@ async def sweep_files(sessions: Sessions, storage: Storage) -> None:
     while True:
         try:
             removed = await sweep(sessions, storage)
-        except (StorageAway, *DATABASE_AWAY) as error:
+        except (StorageUnavailable, *DATABASE_UNAVAILABLE) as error:
             removed = 0
             log.warning("sweep.away", error=str(error).splitlines()[:1])
         if not removed:
@@ -125,13 +128,13 @@ async def main() -> None:
     scheduler = Scheduler(
         sessions,
         lease_seconds=settings.lease_seconds,
-        policy=settings.retry_policy,
+        policy=RetryPolicy(settings.max_attempts, settings.retry_back_off_seconds),
     )
     storage = open_storage(settings.storage, links=False)
     celery = create_celery(settings.celery_url)
     log.info("scheduler.started")
     beside = [
-        asyncio.create_task(send_webhooks(sessions, settings.outbound)),
+        asyncio.create_task(send_webhooks(sessions, settings.allowed_addresses)),
         asyncio.create_task(forget(sessions, timedelta(days=settings.keep_history_days))),
         asyncio.create_task(sweep_files(sessions, storage)),
     ]
@@ -139,8 +142,8 @@ async def main() -> None:
         try:
             async with asyncio.timeout(settings.lease_seconds / 2):
                 wanted = await scheduler.tick()
-            await asyncio.to_thread(ring_all, celery, wanted)
-        except DATABASE_AWAY as error:
+            await asyncio.to_thread(wake_all, celery, wanted)
+        except DATABASE_UNAVAILABLE as error:
             scheduler.blind()
             log.warning("scheduler.database", error=str(error).splitlines()[:1])
         try:

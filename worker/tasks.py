@@ -2,10 +2,10 @@
 
 import asyncio
 
-from app.queue.doorbell import Queue, ring
+from app.broker.wake import Queue, wake
 from worker.celery_app import celery, context
-from worker.supervisor.run_export import run_next_export
-from worker.supervisor.run_job import run_next_job
+from worker.supervisor.export_run import run_next_export
+from worker.supervisor.training_run import run_next_job
 
 
 @celery.task(name=f"look_for_{Queue.TRAINING}")  # type: ignore[untyped-decorator]
@@ -15,7 +15,7 @@ def look_for_training() -> None:
         found = asyncio.run(run_next_job(context))
         if found.lease is None:
             for worker_id in found.others[:1]:
-                ring(celery, worker_id)
+                wake(celery, worker_id)
             return
 
 

@@ -1,13 +1,15 @@
 """Queries on artifacts."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.db.base import new_id
 from app.db.models import ArtifactRow
-from dressage.spec.artifact import Artifact, ArtifactKind, checkpoint_name, checkpoint_step
+from dressage.spec.artifact import ArtifactKind, checkpoint_name, checkpoint_step
 
 RESULTS = (ArtifactKind.ADAPTER, ArtifactKind.MODEL)
 
@@ -18,6 +20,12 @@ async def get(session: AsyncSession, job_id: str, name: str) -> ArtifactRow | No
         select(ArtifactRow).where(ArtifactRow.job_id == job_id, ArtifactRow.name == name)
     )
     return found
+
+
+async def artifacts_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ArtifactRow]:
+    """All artifacts of some jobs, oldest first."""
+    query = select(ArtifactRow).where(ArtifactRow.job_id.in_(job_ids))
+    return (await session.scalars(query.order_by(ArtifactRow.created_at, ArtifactRow.id))).all()
 
 
 async def trained(
@@ -46,12 +54,12 @@ async def save(
     session: AsyncSession, job_id: str, *, kind: ArtifactKind, name: str, size: int, sha256: str
 ) -> bool:
     """Register a stored file; one made again replaces the one before. False: it is the same."""
-    await objects.registered(session, [sha256])
+    await blobs.mark_referenced(session, [sha256])
     before = await get(session, job_id, name)
     if before and before.sha256 == sha256:
         return False
     if before:
-        await objects.let_go(session, [before.sha256])
+        await blobs.mark_unreferenced(session, [before.sha256])
     statement = insert(ArtifactRow).values(
         id=new_id("artifact"), job_id=job_id, kind=kind, name=name, size=size, sha256=sha256
     )
@@ -61,15 +69,3 @@ async def save(
         )
     )
     return True
-
-
-def artifact_view(row: ArtifactRow) -> Artifact:
-    """A file as the service shows it."""
-    return Artifact(
-        id=row.id,
-        kind=ArtifactKind(row.kind),
-        name=row.name,
-        size=row.size,
-        sha256=row.sha256,
-        created_at=row.created_at,
-    )

@@ -9,7 +9,6 @@ from app.auth.keys import Caller
 from app.db.base import visible
 from app.db.models import AuditRow
 from app.db.paging import newest_first
-from dressage.spec.team import AuditEntry
 
 
 def note(session: AsyncSession, caller: Caller, *, action: str, target: str) -> None:
@@ -23,10 +22,3 @@ async def page(
     """Changes, newest first."""
     query = select(AuditRow).where(visible(AuditRow.team, team))
     return await newest_first(session, query, AuditRow.arrival, before=before, limit=limit)
-
-
-def view(row: AuditRow) -> AuditEntry:
-    """A change as the service shows it."""
-    return AuditEntry(
-        time=row.time, team=row.team, key_id=row.key_id, action=row.action, target=row.target
-    )

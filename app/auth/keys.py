@@ -34,12 +34,12 @@ class Caller:
     expires_at: datetime | None
 
     @property
-    def scope(self) -> str | None:
+    def visible_team(self) -> str | None:
         """The team whose things may be seen; None: every team's."""
         return None if self.role is Role.OPERATOR else self.team
 
 
-class Keyring:
+class KeyCache:
     """Finds callers by secret, and remembers them for a few seconds."""
 
     def __init__(self, sessions: Sessions) -> None:
@@ -79,7 +79,7 @@ async def create(session: AsyncSession, spec: KeySpec) -> NewKey:
     session.add(row)
     await session.flush()
     await session.refresh(row)
-    return NewKey(**view(row).model_dump(), secret=secret)
+    return NewKey(**Key.model_validate(row).model_dump(), secret=secret)
 
 
 async def get(session: AsyncSession, key_id: str) -> KeyRow:
@@ -114,23 +114,6 @@ async def any_operator(session: AsyncSession) -> bool:
         select(KeyRow.id).where(KeyRow.role == Role.OPERATOR, KeyRow.revoked_at.is_(None)).limit(1)
     )
     return found is not None
-
-
-def view(row: KeyRow) -> Key:
-    """A key as the service shows it."""
-    return Key.model_validate(
-        {
-            "id": row.id,
-            "team": row.team,
-            "role": row.role,
-            "name": row.name,
-            "prefix": row.prefix,
-            "requests_per_minute": row.requests_per_minute,
-            "created_at": row.created_at,
-            "expires_at": row.expires_at,
-            "revoked_at": row.revoked_at,
-        }
-    )
 
 
 async def _find(session: AsyncSession, sha256: str) -> Caller | None:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import (
 )
 
 # A server that is away, restarts, or takes too long to answer (`asyncio.timeout`).
-DATABASE_AWAY = (OperationalError, InterfaceError, TimeoutError)
+DATABASE_UNAVAILABLE = (OperationalError, InterfaceError, TimeoutError)
 
 Sessions = async_sessionmaker[AsyncSession]
 
@@ -29,7 +29,7 @@ def create_engine(url: str, *, pooled: bool = True) -> AsyncEngine:
 
 
 def create_reading_engine(url: str) -> AsyncEngine:
-    """For single cheap reads: no transaction around each, no question whether the server lives."""
+    """An engine for single cheap reads: no transaction around each, no liveness check before."""
     return create_async_engine(
         url, isolation_level="AUTOCOMMIT", pool_size=5, connect_args={"connect_timeout": 5}
     )

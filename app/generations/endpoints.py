@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Response
 
 from app import examples
-from app.dependencies import InTransaction, Parts, Scope
+from app.dependencies import InTransaction, Parts, VisibleJob, VisibleTeam
 from app.generations import service
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.status import EXPORT_TERMINAL
@@ -21,30 +21,29 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["generations"])
     },
 )
 async def generate(
-    job_id: str,
+    job: VisibleJob,
     request: GenerationSpec,
     transaction: InTransaction,
-    team: Scope,
+    team: VisibleTeam,
     parts: Parts,
     response: Response,
     wait: Annotated[float, Query(ge=0, le=300, description="Seconds to wait.")] = 60,
 ) -> Generation:
     """Ask the trained agent: with its tools and instructions, on a worker."""
-    row = await service.submit(
-        transaction.session, transaction.doorbell, parts.storage, team, job_id, request
-    )
+    row = await service.submit(transaction.session, transaction.wakes, parts.storage, job, request)
     generation_id = row.id
     # The worker must see it while this request waits for its answer.
-    response.headers["Location"] = f"/jobs/{job_id}/generations/{generation_id}"
+    response.headers["Location"] = f"/jobs/{job.id}/generations/{generation_id}"
     await transaction.commit()
-    found = await service.wait_for(parts.sessions, team, job_id, generation_id, wait)
+    found = await service.wait_for(parts.sessions, team, job.id, generation_id, wait)
     response.status_code = 200 if found.status in EXPORT_TERMINAL else 202
     return found
 
 
 @router.get("/generations/{generation_id}", responses=examples.shown(examples.GENERATION))
 async def get_generation(
-    job_id: str, generation_id: str, transaction: InTransaction, team: Scope
+    job_id: str, generation_id: str, transaction: InTransaction, team: VisibleTeam
 ) -> Generation:
     """One answer, or how far it is."""
-    return service.view(await service.find(transaction.session, team, job_id, generation_id))
+    row = await service.find(transaction.session, team, job_id, generation_id)
+    return Generation.model_validate(row)

@@ -6,40 +6,34 @@ import time
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.broker.wake import PendingWakes
 from app.db.base import new_id, visible
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, JobInvalid, NotFound
-from app.jobs import repository as jobs
-from app.jobs.export_checks import require_trained
-from app.queue.doorbell import Doorbell
+from app.exports.checks import require_trained
 from app.storage import Storage
 from app.suites.service import load
-from dressage.spec.generation import GENERATION_PREFIX, Generation, GenerationSpec
+from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import JobSpec
-from dressage.spec.status import EXPORT_TERMINAL, ExportStatus
+from dressage.spec.status import EXPORT_TERMINAL, AttemptKind, ExportStatus
 
 POLL_SECONDS = 0.2
 
 
 async def submit(
     session: AsyncSession,
-    doorbell: Doorbell,
+    wakes: PendingWakes,
     storage: Storage,
-    team: str | None,
-    job_id: str,
+    job: JobRow,
     request: GenerationSpec,
 ) -> ExportRow:
     """Queue a question to a finished job's agent.
 
     Raises:
-        NotFound: There is no such job.
         JobNotTrained: It has no trained model (yet).
         JobInvalid: Tools or a case that are not there.
     """
-    job = await jobs.get(session, team, job_id)
-    if job is None:
-        raise NotFound(f"there is no job {job_id!r}")
     spec = JobSpec.model_validate(job.spec)
     await require_trained(session, job, None)
     problems = await _problems(session, storage, job, spec, request)
@@ -48,15 +42,16 @@ async def submit(
     identity = new_id("generation")
     row = ExportRow(
         id=identity,
+        kind=AttemptKind.GENERATION,
         job_id=job.id,
-        name=f"{GENERATION_PREFIX}{identity.rsplit('_', 1)[-1]}",
+        name=identity,
         spec={"type": "generation", "request": request.model_dump(mode="json")},
         status=ExportStatus.QUEUED,
     )
     session.add(row)
     await session.flush()
     await session.refresh(row)
-    doorbell.exports()
+    wakes.exports()
     return row
 
 
@@ -66,7 +61,7 @@ async def find(
     """One generation of a team's job.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such generation.
     """
     row: ExportRow | None = await session.scalar(
         select(ExportRow)
@@ -75,7 +70,7 @@ async def find(
             ExportRow.id == generation_id,
             ExportRow.job_id == job_id,
             visible(JobRow.team, team),
-            ExportRow.name.startswith(GENERATION_PREFIX),
+            ExportRow.kind == AttemptKind.GENERATION,
         )
     )
     if row is None:
@@ -90,26 +85,10 @@ async def wait_for(
     deadline = time.monotonic() + seconds
     while True:
         async with unit_of_work(sessions) as session:
-            shown = view(await find(session, team, job_id, generation_id))
+            shown = Generation.model_validate(await find(session, team, job_id, generation_id))
         if shown.status in EXPORT_TERMINAL or time.monotonic() >= deadline:
             return shown
         await asyncio.sleep(POLL_SECONDS)
-
-
-def view(row: ExportRow) -> Generation:
-    """A generation as the service shows it."""
-    return Generation.model_validate(
-        {
-            "id": row.id,
-            "job_id": row.job_id,
-            "status": row.status,
-            "reason": row.reason,
-            "message": row.message,
-            "result": row.result,
-            "created_at": row.created_at,
-            "finished_at": row.finished_at,
-        }
-    )
 
 
 async def _problems(

@@ -11,10 +11,20 @@ from app import examples
 from app.artifacts import repository as artifacts
 from app.db.models import JobRow
 from app.db.paging import next_cursor
-from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team, Transaction
-from app.exceptions import NotFound
+from app.dependencies import (
+    InTransaction,
+    Limit,
+    Parts,
+    Position,
+    Team,
+    Transaction,
+    VisibleJob,
+    VisibleTeam,
+)
 from app.jobs import repository, service
-from app.jobs.views import event_view, export_view, show
+from app.jobs.admission import admit
+from app.jobs.dependencies import CachedJobs, LiveFeed
+from app.jobs.serialize import serialize_jobs
 from dressage.spec.artifact import Checkpoint, checkpoint_name
 from dressage.spec.event import (
     Evaluation,
@@ -26,8 +36,7 @@ from dressage.spec.event import (
     MetricsRow,
     RolloutPage,
 )
-from dressage.spec.export import ExportSpec
-from dressage.spec.job import EXAMPLE, DryRun, ExportView, Job, JobPage, JobSpec
+from dressage.spec.job import EXAMPLE, DryRun, Job, JobPage, JobSpec
 from dressage.spec.status import JobStatus
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -53,13 +62,13 @@ async def submit_job(
 ) -> Job | DryRun:
     """Put a job into the queue. The answer has the effective specification."""
     if dry_run:
-        prepared = await service.prepare(transaction.session, team, spec, parts.rules)
+        admitted = await admit(transaction.session, team, spec, parts.policy)
         response.status_code = 200
-        return DryRun(spec=prepared.spec, adjustments=prepared.adjustments)
+        return DryRun(spec=admitted.spec, adjustments=admitted.adjustments)
     job, is_new = await service.submit(
         transaction.session,
-        transaction.doorbell,
-        parts.rules,
+        transaction.wakes,
+        parts.policy,
         team=team,
         requested=spec,
         idempotency_key=idempotency_key,
@@ -86,8 +95,8 @@ async def submit_preflight(
     """Only look whether a job can learn: its `result.preflight` says go, warn or stop."""
     job, is_new = await service.submit(
         transaction.session,
-        transaction.doorbell,
-        parts.rules,
+        transaction.wakes,
+        parts.policy,
         team=team,
         requested=service.preflight_of(spec),
         idempotency_key=idempotency_key,
@@ -98,7 +107,7 @@ async def submit_preflight(
 @router.get("", responses=examples.shown(examples.page(examples.JOB, "17")))
 async def list_jobs(
     transaction: InTransaction,
-    team: Scope,
+    team: VisibleTeam,
     position: Position,
     status: JobStatus | None = None,
     name: str | None = None,
@@ -112,14 +121,14 @@ async def list_jobs(
         transaction.session, of_team or team, status=status, name=name, before=position, limit=limit
     )
     return JobPage(
-        items=await show(transaction.session, rows), next_cursor=next_cursor(rows, limit)
+        items=await serialize_jobs(transaction.session, rows), next_cursor=next_cursor(rows, limit)
     )
 
 
 @router.get("/{job_id}", response_model=Job, responses=examples.shown(examples.JOB))
-async def get_job(job_id: str, team: Scope, parts: Parts) -> Response:
+async def get_job(job_id: str, team: VisibleTeam, jobs: CachedJobs) -> Response:
     """One job."""
-    text = await parts.shown_jobs.json(team, job_id)
+    text = await jobs.json(team, job_id)
     return Response(text, media_type="application/json")
 
 
@@ -127,20 +136,20 @@ async def get_job(job_id: str, team: Scope, parts: Parts) -> Response:
     "/{job_id}/cancel",
     responses=examples.shown({**examples.JOB, "status": "cancelling"}),
 )
-async def cancel_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
+async def cancel_job(job_id: str, transaction: InTransaction, team: VisibleTeam) -> Job:
     """End a job. Artifacts and history stay."""
     job = await service.cancel(transaction.session, team, job_id)
-    return (await show(transaction.session, [job]))[0]
+    return (await serialize_jobs(transaction.session, [job]))[0]
 
 
 @router.post(
     "/{job_id}/pause",
     responses=examples.shown({**examples.JOB, "status": "pausing"}),
 )
-async def pause_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
+async def pause_job(job_id: str, transaction: InTransaction, team: VisibleTeam) -> Job:
     """Set a job aside after its current step; its GPU is free then."""
     job = await service.pause(transaction.session, team, job_id)
-    return (await show(transaction.session, [job]))[0]
+    return (await serialize_jobs(transaction.session, [job]))[0]
 
 
 @router.post(
@@ -149,48 +158,15 @@ async def pause_job(job_id: str, transaction: InTransaction, team: Scope) -> Job
     responses=examples.shown({**examples.JOB, "status": "queued"}, 201),
 )
 async def retry_job(
-    job_id: str, transaction: InTransaction, team: Scope, parts: Parts, response: Response
+    job_id: str, transaction: InTransaction, team: VisibleTeam, parts: Parts, response: Response
 ) -> Job:
     """Submit a failed or cancelled job again, as a new one."""
-    job = await service.retry(transaction.session, transaction.doorbell, parts.rules, team, job_id)
+    job = await service.retry(transaction.session, transaction.wakes, parts.policy, team, job_id)
     return await _created(response, transaction, job, is_new=True)
 
 
-@router.post(
-    "/{job_id}/exports",
-    status_code=201,
-    responses={
-        200: {"model": ExportView, "description": "It waits, runs or is done already."},
-        **examples.shown({**examples.EXPORT, "status": "queued", "attempts": 0}, 201),
-    },
-)
-async def export_job(
-    job_id: str,
-    spec: Annotated[ExportSpec, Body(openapi_examples={"gguf": {"value": examples.EXPORT_SPEC}})],
-    transaction: InTransaction,
-    team: Scope,
-    parts: Parts,
-    response: Response,
-) -> ExportView:
-    """Make another file of a trained job, or try one again that failed."""
-    row, is_new = await service.export_again(
-        transaction.session, transaction.doorbell, parts.rules, team, job_id, spec
-    )
-    response.status_code = 201 if is_new else 200
-    return export_view(row)
-
-
-@router.get("/{job_id}/exports", responses=examples.shown([examples.EXPORT]))
-async def list_exports(
-    job_id: str, transaction: InTransaction, team: Scope
-) -> tuple[ExportView, ...]:
-    """The follow-up tasks of a job, with what came of them."""
-    await _existing(transaction, team, job_id)
-    return tuple(map(export_view, await repository.exports_of(transaction.session, [job_id])))
-
-
 @router.delete("/{job_id}", status_code=204)
-async def delete_job(job_id: str, transaction: InTransaction, team: Scope) -> Response:
+async def delete_job(job_id: str, transaction: InTransaction, team: VisibleTeam) -> Response:
     """Remove an ended job: history, rollouts and files."""
     await service.delete(transaction.session, team, job_id)
     return Response(status_code=204)
@@ -200,10 +176,10 @@ async def delete_job(job_id: str, transaction: InTransaction, team: Scope) -> Re
     "/{job_id}/resume",
     responses=examples.shown({**examples.JOB, "status": "queued"}),
 )
-async def resume_job(job_id: str, transaction: InTransaction, team: Scope) -> Job:
-    """Let a paused job go on from its newest checkpoint."""
-    job = await service.resume(transaction.session, transaction.doorbell, team, job_id)
-    return (await show(transaction.session, [job]))[0]
+async def resume_job(job_id: str, transaction: InTransaction, team: VisibleTeam) -> Job:
+    """Continue a paused job from its newest checkpoint."""
+    job = await service.resume(transaction.session, transaction.wakes, team, job_id)
+    return (await serialize_jobs(transaction.session, [job]))[0]
 
 
 @router.get(
@@ -220,50 +196,44 @@ async def resume_job(job_id: str, transaction: InTransaction, team: Scope) -> Jo
     },
 )
 async def job_events(
-    job_id: str,
+    job: VisibleJob,
     request: Request,
     transaction: InTransaction,
-    team: Scope,
-    parts: Parts,
+    team: VisibleTeam,
+    feed: LiveFeed,
     position: Position,
     type: EventType | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
     last_event_id: Annotated[int | None, Header(ge=0)] = None,
 ) -> EventPage | StreamingResponse:
     """A job's history: a page, or replay and live tail by server-sent events."""
-    await _existing(transaction, team, job_id)
     after = last_event_id if last_event_id is not None else position or 0
     if "text/event-stream" in request.headers.get("accept", ""):
         return StreamingResponse(
-            parts.feed.follow(team, job_id, after),
+            feed.follow(team, job.id, after),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
-    return await _event_page(transaction, job_id, after, limit, type)
+    return await _event_page(transaction, job.id, after, limit, type)
 
 
 @router.get("/{job_id}/logs", responses=examples.shown(examples.page(examples.LOG)))
 async def job_logs(
-    job_id: str,
+    job: VisibleJob,
     transaction: InTransaction,
-    team: Scope,
     position: Position,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventPage:
     """Log lines alone."""
-    await _existing(transaction, team, job_id)
-    return await _event_page(transaction, job_id, position or 0, limit, EventType.LOG)
+    return await _event_page(transaction, job.id, position or 0, limit, EventType.LOG)
 
 
 @router.get("/{job_id}/checkpoints", responses=examples.shown([examples.CHECKPOINT]))
-async def job_checkpoints(
-    job_id: str, transaction: InTransaction, team: Scope
-) -> tuple[Checkpoint, ...]:
+async def job_checkpoints(job: VisibleJob, transaction: InTransaction) -> tuple[Checkpoint, ...]:
     """The steps that have a checkpoint; those with a file can be exported."""
-    await _existing(transaction, team, job_id)
     session = transaction.session
-    rows = await repository.events(session, job_id, after=0, type_=EventType.CHECKPOINT)
-    kept = await artifacts.checkpoints(session, job_id)
+    rows = await repository.events(session, job.id, after=0, type_=EventType.CHECKPOINT)
+    kept = await artifacts.checkpoints(session, job.id)
     # One made again after a restart counts once, as it was made last.
     times = {row.data["step"]: row.time for row in rows}
     return tuple(
@@ -287,11 +257,10 @@ async def job_checkpoints(
     },
 )
 async def job_metrics(
-    job_id: str, request: Request, transaction: InTransaction, team: Scope
+    job: VisibleJob, request: Request, transaction: InTransaction
 ) -> Metrics | PlainTextResponse:
     """The whole metric history, as JSON or (`Accept: text/csv`) as CSV."""
-    await _existing(transaction, team, job_id)
-    rows = await repository.events(transaction.session, job_id, after=0, type_=EventType.METRICS)
+    rows = await repository.events(transaction.session, job.id, after=0, type_=EventType.METRICS)
     # A step repeated after a restart counts once, as it ran last.
     by_step = {
         row.data["step"]: MetricsRow(
@@ -307,17 +276,15 @@ async def job_metrics(
 
 @router.get("/{job_id}/rollouts", responses=examples.shown(examples.page(examples.ROLLOUT)))
 async def job_rollouts(
-    job_id: str,
+    job: VisibleJob,
     transaction: InTransaction,
-    team: Scope,
     position: Position,
     phase: Annotated[str | None, Query(description="`train`, `before`, `after`, …")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> RolloutPage:
     """Stored rollouts with messages, tokens and verdicts."""
-    await _existing(transaction, team, job_id)
     rows = await repository.rollouts(
-        transaction.session, job_id, phase=phase, after=position or 0, limit=limit
+        transaction.session, job.id, phase=phase, after=position or 0, limit=limit
     )
     return RolloutPage(
         items=tuple(map(repository.rollout_of, rows)), next_cursor=next_cursor(rows, limit)
@@ -328,10 +295,9 @@ async def job_rollouts(
     "/{job_id}/evaluations",
     responses=examples.shown({"items": [examples.EVALUATION], "gain": examples.GAIN}),
 )
-async def job_evaluations(job_id: str, transaction: InTransaction, team: Scope) -> Evaluations:
+async def job_evaluations(job: VisibleJob, transaction: InTransaction) -> Evaluations:
     """Held-out evaluations, and what training gained."""
-    job = await _existing(transaction, team, job_id)
-    rows = await repository.events(transaction.session, job_id, after=0, type_=EventType.EVALUATION)
+    rows = await repository.events(transaction.session, job.id, after=0, type_=EventType.EVALUATION)
     # One repeated after a restart counts once, as it ran last.
     by_name = {row.data["name"]: Evaluation.model_validate(row.data) for row in rows}
     result = job.result or {}
@@ -347,14 +313,7 @@ async def _created(
 ) -> Job:
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/jobs/{job.id}"
-    return (await show(transaction.session, [job]))[0]
-
-
-async def _existing(transaction: Transaction, team: str | None, job_id: str) -> JobRow:
-    job = await repository.get(transaction.session, team, job_id)
-    if job is None:
-        raise NotFound(f"there is no job {job_id!r}")
-    return job
+    return (await serialize_jobs(transaction.session, [job]))[0]
 
 
 async def _event_page(
@@ -363,7 +322,7 @@ async def _event_page(
     rows = await repository.events(
         transaction.session, job_id, after=after, limit=limit, type_=type_
     )
-    items: tuple[Event, ...] = tuple(map(event_view, rows))
+    items = tuple(map(Event.model_validate, rows))
     following = str(rows[-1].seq) if len(rows) == limit else None
     return EventPage(items=items, next_cursor=following)
 

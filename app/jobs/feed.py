@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 import psycopg
 import structlog
 
-from app.db.engine import DATABASE_AWAY, Sessions, unit_of_work
+from app.db.engine import DATABASE_UNAVAILABLE, Sessions, unit_of_work
 from app.jobs import repository
-from app.jobs.lifecycle import EVENTS_CHANNEL
-from app.jobs.views import event_view
+from app.lifecycle.jobs import EVENTS_CHANNEL, find_job
+from dressage.spec.event import Event
 from dressage.spec.status import TERMINAL, JobStatus
 
 log = structlog.get_logger()
@@ -112,7 +112,7 @@ class _Followed:
             self.bell.clear()
             try:
                 await self._look()
-            except DATABASE_AWAY as error:
+            except DATABASE_UNAVAILABLE as error:
                 log.warning("feed.database", error=str(error).splitlines()[:1])
                 await asyncio.sleep(POLL_SECONDS)
                 continue
@@ -138,7 +138,7 @@ class _Followed:
         """Events after a number (None: none), whether the job has ended, its last number."""
         async with unit_of_work(self._sessions) as session:
             # The job first: events that come between the two queries only make the page longer.
-            job = await repository.get(session, self._team, self._job_id)
+            job = await find_job(session, self._team, self._job_id)
             rows = (
                 await repository.events(session, self._job_id, after=after, limit=BATCH)
                 if after is not None
@@ -147,7 +147,8 @@ class _Followed:
         frames = [
             (
                 row.seq,
-                f"id: {row.seq}\nevent: {row.type}\ndata: {event_view(row).model_dump_json()}\n\n",
+                f"id: {row.seq}\nevent: {row.type}\n"
+                f"data: {Event.model_validate(row).model_dump_json()}\n\n",
             )
             for row in rows
         ]

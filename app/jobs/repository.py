@@ -10,19 +10,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
-from app.db.models import ArtifactRow, EventRow, ExportRow, JobRow, RolloutRow
+from app.db.models import EventRow, JobRow, RolloutRow
 from app.db.paging import newest_first
 from dressage.spec.event import EventType, Rollout
-from dressage.spec.generation import GENERATION_PREFIX
 from dressage.spec.status import JobStatus
-
-
-async def get(session: AsyncSession, team: str | None, job_id: str) -> JobRow | None:
-    """A job that a team (None: an operator) may see."""
-    found: JobRow | None = await session.scalar(
-        select(JobRow).where(JobRow.id == job_id, visible(JobRow.team, team))
-    )
-    return found
 
 
 async def by_idempotency_key(session: AsyncSession, team: str, key: str) -> JobRow | None:
@@ -65,32 +56,6 @@ async def page(
     if name:
         query = query.where(JobRow.name == name)
     return await newest_first(session, query, JobRow.arrival, before=before, limit=limit)
-
-
-async def exports_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ExportRow]:
-    """All exports of some jobs, in order of arrival."""
-    query = (
-        select(ExportRow)
-        .where(ExportRow.job_id.in_(job_ids), ~ExportRow.name.startswith(GENERATION_PREFIX))
-        .order_by(ExportRow.arrival)
-    )
-    return (await session.scalars(query)).all()
-
-
-async def export_named(session: AsyncSession, job_id: str, name: str) -> ExportRow | None:
-    """A job's export by its name, locked."""
-    found: ExportRow | None = await session.scalar(
-        select(ExportRow)
-        .where(ExportRow.job_id == job_id, ExportRow.name == name)
-        .with_for_update()
-    )
-    return found
-
-
-async def artifacts_of(session: AsyncSession, job_ids: Sequence[str]) -> Sequence[ArtifactRow]:
-    """All artifacts of some jobs, oldest first."""
-    query = select(ArtifactRow).where(ArtifactRow.job_id.in_(job_ids))
-    return (await session.scalars(query.order_by(ArtifactRow.created_at, ArtifactRow.id))).all()
 
 
 async def events(

@@ -9,9 +9,9 @@ from datetime import timedelta
 from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.db.models import ArtifactRow, EventRow, JobRow, RolloutRow, TeamRow
-from app.jobs.lifecycle import EventDraft, append_events
+from app.lifecycle.jobs import EventDraft, append_events
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
 
@@ -38,7 +38,7 @@ async def forget_files(session: AsyncSession) -> int:
         gone = await session.scalars(
             delete(ArtifactRow).where(ArtifactRow.job_id == job_id).returning(ArtifactRow.sha256)
         )
-        await objects.let_go(session, set(gone.all()))
+        await blobs.mark_unreferenced(session, set(gone.all()))
         message = f"its team keeps files {days:g} days: they are gone"
         data = {"code": Reason.FILES_REMOVED, "message": message}
         await append_events(session, job_id, [EventDraft(EventType.WARNING, data)])

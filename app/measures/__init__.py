@@ -1,0 +1,1 @@
+"""Measures tried on given rollouts, before any job does."""

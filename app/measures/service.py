@@ -7,8 +7,9 @@ from pathlib import Path
 
 from app.db.engine import Sessions, unit_of_work
 from app.exceptions import FieldProblem, JobInvalid
-from app.jobs.checks import bad_schemas, missing_suite, unknown_rewards
-from app.jobs.rules import OperatorRules
+from app.jobs.admission.measures import bad_schemas, unknown_rewards
+from app.jobs.admission.suite import missing_suite
+from app.policy import AdmissionPolicy
 from app.storage import Storage
 from app.suites import repository as suites
 from app.suites.service import load
@@ -26,7 +27,7 @@ WORKERS = 4
 async def preview(
     sessions: Sessions,
     storage: Storage,
-    rules: OperatorRules,
+    policy: AdmissionPolicy,
     *,
     team: str,
     request: MeasurePreview,
@@ -43,7 +44,7 @@ async def preview(
     problems = [
         *unknown_rewards(request.rewards, row),
         *bad_schemas(request.rewards),
-        *rules.judge_problems(request.rewards),
+        *policy.judge_problems(request.rewards),
     ]
     suite = await asyncio.to_thread(load, storage, row)
     known = {case.id for case in suite.cases}

@@ -11,14 +11,14 @@ from app.auth.keys import Caller
 from app.db.models import SuiteRow
 from app.db.paging import next_cursor
 from app.dependencies import (
+    CurrentCaller,
     InTransaction,
     Limit,
     Parts,
     Position,
-    Scope,
     Team,
     Transaction,
-    WhoAsks,
+    VisibleTeam,
 )
 from app.exceptions import InvalidRequest, NotFound
 from app.suites import repository, service
@@ -87,13 +87,13 @@ async def upload_suite(
         )
     response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/suites/{row.id}"
-    return repository.suite_view(row)
+    return SuiteInfo.model_validate(row)
 
 
 @router.get("", responses=examples.shown(examples.page(examples.SUITE)))
 async def list_suites(
     transaction: InTransaction,
-    team: Scope,
+    team: VisibleTeam,
     position: Position,
     name: str | None = None,
     limit: Limit = 50,
@@ -101,21 +101,23 @@ async def list_suites(
     """Suites, newest first."""
     rows = await repository.page(transaction.session, team, name=name, before=position, limit=limit)
     return SuitePage(
-        items=tuple(map(repository.suite_view, rows)), next_cursor=next_cursor(rows, limit)
+        items=tuple(map(SuiteInfo.model_validate, rows)), next_cursor=next_cursor(rows, limit)
     )
 
 
 @router.get("/{reference}", responses=examples.shown(examples.SUITE))
-async def get_suite(reference: Reference, transaction: InTransaction, caller: WhoAsks) -> SuiteInfo:
+async def get_suite(
+    reference: Reference, transaction: InTransaction, caller: CurrentCaller
+) -> SuiteInfo:
     """One suite, with the tools and measures found in its code."""
-    return repository.suite_view(await _existing(transaction, caller, reference))
+    return SuiteInfo.model_validate(await _existing(transaction, caller, reference))
 
 
 @router.get("/{reference}/cases", responses=examples.shown(examples.page(examples.CASE, "50")))
 async def list_cases(
     reference: Reference,
     transaction: InTransaction,
-    caller: WhoAsks,
+    caller: CurrentCaller,
     parts: Parts,
     position: Position,
     limit: Limit = 50,
@@ -131,7 +133,7 @@ async def list_cases(
 
 @router.delete("/{reference}", status_code=204)
 async def delete_suite(
-    reference: Reference, transaction: InTransaction, caller: WhoAsks
+    reference: Reference, transaction: InTransaction, caller: CurrentCaller
 ) -> Response:
     """Remove a version that no job uses. Its number is not given again."""
     await service.delete(transaction.session, await _existing(transaction, caller, reference))
@@ -139,7 +141,7 @@ async def delete_suite(
 
 
 async def _existing(transaction: Transaction, caller: Caller, reference: str) -> SuiteRow:
-    row = await repository.by_id(transaction.session, caller.scope, reference)
+    row = await repository.by_id(transaction.session, caller.visible_team, reference)
     row = row or await repository.find(transaction.session, caller.team, reference)
     if row is None:
         raise NotFound(f"there is no suite {reference!r}")

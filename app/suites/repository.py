@@ -9,7 +9,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.db.base import visible
 from app.db.models import JobRow, SuiteNameRow, SuiteRow
 from app.db.paging import newest_first
-from dressage.spec.suite import SuiteInfo
 
 
 async def by_id(session: AsyncSession, team: str | None, suite_id: str) -> SuiteRow | None:
@@ -76,23 +75,3 @@ async def page(
     if name:
         query = query.where(SuiteRow.name == name)
     return await newest_first(session, query, SuiteRow.arrival, before=before, limit=limit)
-
-
-def suite_view(row: SuiteRow) -> SuiteInfo:
-    """A suite as the service shows it."""
-    return SuiteInfo.model_validate(
-        {
-            "id": row.id,
-            "team": row.team,
-            "name": row.name,
-            "version": row.version,
-            "content_hash": row.content_hash,
-            "case_count": row.case_count,
-            "tools": row.tools,
-            "measures": row.measures,
-            "reward_functions": row.reward_functions,
-            "rollout_funcs": row.rollout_funcs,
-            "environments": row.environments,
-            "created_at": row.created_at,
-        }
-    )

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.db.base import new_id
 from app.db.engine import Sessions
 from app.db.models import SuiteRow
@@ -75,8 +75,8 @@ async def store(
     if known:
         return known, False
     archive = suite.to_archive()
-    storage_key = await objects.store_bytes(sessions, storage, archive)
-    await objects.registered(session, [storage_key])
+    storage_key = await blobs.store_bytes(sessions, storage, archive)
+    await blobs.mark_referenced(session, [storage_key])
     name_row.versions += 1
     row = SuiteRow(
         id=new_id("suite"),
@@ -117,7 +117,7 @@ async def delete(session: AsyncSession, row: SuiteRow) -> None:
             f"{jobs} jobs use {row.name}@{row.version}; delete them first (GET /jobs lists them)"
         )
     await session.delete(row)
-    await objects.let_go(session, [row.storage_key])
+    await blobs.mark_unreferenced(session, [row.storage_key])
 
 
 def _read(

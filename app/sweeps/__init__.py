@@ -1,0 +1,1 @@
+"""Sweeps: a grid in, matched jobs and their table out."""

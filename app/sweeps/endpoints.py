@@ -6,7 +6,7 @@ from fastapi import APIRouter, Body, Response
 
 from app import examples
 from app.db.paging import next_cursor
-from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
+from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
 from app.sweeps import service
 from dressage.spec.sweep import Sweep, SweepPage, SweepSpec
 
@@ -22,14 +22,14 @@ async def submit_sweep(
     response: Response,
 ) -> Sweep:
     """Put a job into the queue for every combination: all of them, or none."""
-    row = await service.submit(transaction.session, transaction.doorbell, parts.rules, team, spec)
+    row = await service.submit(transaction.session, transaction.wakes, parts.policy, team, spec)
     response.headers["Location"] = f"/sweeps/{row.id}"
     return await service.show(transaction.session, row)
 
 
 @router.get("", responses=examples.shown(examples.page(examples.SWEEP)))
 async def list_sweeps(
-    transaction: InTransaction, team: Scope, position: Position, limit: Limit = 50
+    transaction: InTransaction, team: VisibleTeam, position: Position, limit: Limit = 50
 ) -> SweepPage:
     """Sweeps, newest first."""
     rows = await service.page(transaction.session, team, before=position, limit=limit)
@@ -38,7 +38,7 @@ async def list_sweeps(
 
 
 @router.get("/{sweep_id}", responses=examples.shown(examples.SWEEP))
-async def get_sweep(sweep_id: str, transaction: InTransaction, team: Scope) -> Sweep:
+async def get_sweep(sweep_id: str, transaction: InTransaction, team: VisibleTeam) -> Sweep:
     """One sweep, with mean and interval for each arm."""
     return await service.show(
         transaction.session, await service.find(transaction.session, team, sweep_id)

@@ -6,20 +6,20 @@ import pydantic
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from app.broker.wake import PendingWakes
 from app.db.base import new_id, visible
 from app.db.models import JobRow, SweepRow
 from app.db.paging import newest_first
 from app.exceptions import FieldProblem, JobInvalid, NotFound
 from app.jobs import service as jobs
-from app.jobs.rules import OperatorRules
-from app.queue.doorbell import Doorbell
+from app.policy import AdmissionPolicy
 from app.sweeps.table import arms
 from dressage.spec.job import JobSpec
 from dressage.spec.sweep import Sweep, SweepSpec
 
 
 async def submit(
-    session: AsyncSession, doorbell: Doorbell, rules: OperatorRules, team: str, spec: SweepSpec
+    session: AsyncSession, wakes: PendingWakes, policy: AdmissionPolicy, team: str, spec: SweepSpec
 ) -> SweepRow:
     """Store a sweep with its jobs, in one transaction.
 
@@ -32,8 +32,8 @@ async def submit(
     for point in spec.points():
         job, _ = await jobs.submit(
             session,
-            doorbell,
-            rules,
+            wakes,
+            policy,
             team=team,
             requested=_job(spec, point),
             idempotency_key=None,
@@ -48,7 +48,7 @@ async def find(session: AsyncSession, team: str | None, sweep_id: str) -> SweepR
     """A team's sweep.
 
     Raises:
-        NotFound: There is none.
+        NotFound: There is no such sweep.
     """
     row: SweepRow | None = await session.scalar(
         select(SweepRow).where(SweepRow.id == sweep_id, visible(SweepRow.team, team))

@@ -1,0 +1,1 @@
+"""Teams that share the GPUs: their limits, quotas and use."""

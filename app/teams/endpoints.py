@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime
 
 from app import examples
-from app.dependencies import InTransaction, OperatorOnly, Scope
+from app.dependencies import InTransaction, OperatorOnly, VisibleTeam
 from app.exceptions import InvalidRequest
 from app.teams import service
 from dressage.spec.team import Team, TeamLimits, TeamName, Usage, UsageBy, UsageRow
@@ -20,15 +20,15 @@ LONGEST_REPORT = timedelta(days=400)
 
 
 @router.get("/teams", responses=examples.shown([examples.TEAM]))
-async def list_teams(transaction: InTransaction, scope: Scope) -> tuple[Team, ...]:
+async def list_teams(transaction: InTransaction, team: VisibleTeam) -> tuple[Team, ...]:
     """Teams with their limits and what they use now."""
-    return tuple(await service.every(transaction.session, scope))
+    return tuple(await service.every(transaction.session, team))
 
 
 @router.get("/teams/{name}", responses=examples.shown(examples.TEAM))
-async def get_team(name: str, transaction: InTransaction, scope: Scope) -> Team:
+async def get_team(name: str, transaction: InTransaction, team: VisibleTeam) -> Team:
     """One team."""
-    row = await service.find(transaction.session, scope, name)
+    row = await service.find(transaction.session, team, name)
     return await service.view(transaction.session, row)
 
 
@@ -67,7 +67,7 @@ async def put_team(
 async def get_usage(
     request: Request,
     transaction: InTransaction,
-    scope: Scope,
+    team: VisibleTeam,
     since: Annotated[AwareDatetime | None, Query(description="30 days ago unless given.")] = None,
     until: Annotated[AwareDatetime | None, Query(description="Now unless given.")] = None,
     by: UsageBy = UsageBy.TEAM,
@@ -77,7 +77,7 @@ async def get_usage(
     since = since or until - timedelta(days=30)
     if not since < until <= since + LONGEST_REPORT:
         raise InvalidRequest(f"since must be before until, by {LONGEST_REPORT.days} days at most")
-    rows = await service.usage(transaction.session, scope, since=since, until=until, by=by)
+    rows = await service.usage(transaction.session, team, since=since, until=until, by=by)
     if "text/csv" in request.headers.get("accept", ""):
         return PlainTextResponse(_csv(rows), media_type="text/csv")
     return Usage(since=since, until=until, items=tuple(rows))

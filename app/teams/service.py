@@ -10,6 +10,7 @@ from app.db.base import visible
 from app.db.models import AttemptRow, TeamRow
 from app.exceptions import NotFound
 from app.teams import quotas
+from dressage.spec.status import AttemptKind
 from dressage.spec.team import Team, TeamLimits, UsageBy, UsageRow
 
 
@@ -21,13 +22,13 @@ async def every(session: AsyncSession, team: str | None) -> list[Team]:
     return [await view(session, row) for row in rows.all()]
 
 
-async def find(session: AsyncSession, scope: str | None, name: str) -> TeamRow:
+async def find(session: AsyncSession, team: str | None, name: str) -> TeamRow:
     """One team.
 
     Raises:
-        NotFound: There is none, or it is not the caller's.
+        NotFound: There is no such team, or it is not the caller's.
     """
-    row = await session.get(TeamRow, name) if scope in (None, name) else None
+    row = await session.get(TeamRow, name) if team in (None, name) else None
     if row is None:
         raise NotFound(f"there is no team {name!r}")
     return row
@@ -55,14 +56,8 @@ async def view(session: AsyncSession, row: TeamRow) -> Team:
         )
     )
     return Team(
+        **TeamLimits.model_validate(row).model_dump(),
         name=row.name,
-        weight=row.weight,
-        max_running_gpus=row.max_running_gpus,
-        max_queued_jobs=row.max_queued_jobs,
-        gpu_seconds_per_day=row.gpu_seconds_per_day,
-        gpu_seconds_per_month=row.gpu_seconds_per_month,
-        max_storage_bytes=row.max_storage_bytes,
-        keep_files_days=row.keep_files_days,
         running_gpus=running or 0,
         queued_jobs=await quotas.queued_jobs(session, row.name),
         storage_bytes=await quotas.storage_bytes(session, row.name),
@@ -73,7 +68,7 @@ async def view(session: AsyncSession, row: TeamRow) -> Team:
 async def usage(
     session: AsyncSession, team: str | None, *, since: datetime, until: datetime, by: UsageBy
 ) -> list[UsageRow]:
-    """GPU time within a period; attempts that began before or go on count for their part."""
+    """GPU time within a period; an attempt counts for the part of it that lies inside."""
     end = func.least(func.coalesce(AttemptRow.ended_at, func.clock_timestamp()), until)
     seconds = func.extract("epoch", end - func.greatest(AttemptRow.started_at, since))
     columns: dict[UsageBy, list[Any]] = {
@@ -98,6 +93,7 @@ async def usage(
         )
         .where(
             visible(AttemptRow.team, team),
+            AttemptRow.kind == AttemptKind.TRAIN,
             AttemptRow.started_at < until,
             (AttemptRow.ended_at > since) | AttemptRow.ended_at.is_(None),
         )

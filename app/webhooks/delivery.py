@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import httpcore
+import httpcore2
 import structlog
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import DeliveryRow, WebhookRow
-from app.outbound import AllowedAddresses, post
+from app.egress import AllowedAddresses, post
 from dressage.spec.webhook import DeliveryStatus
 
 log = structlog.get_logger()
@@ -31,7 +31,7 @@ RETRY_AFTER = (
     *(5 * MINUTE, 30 * MINUTE, 2 * HOUR, 5 * HOUR, 10 * HOUR, 14 * HOUR, 20 * HOUR, 24 * HOUR),
 )
 GONE = 410
-FAILURES = (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError)
+FAILURES = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from app import examples
 from app.db.base import new_id, visible
 from app.db.models import DeliveryRow, WebhookRow
 from app.db.paging import newest_first, next_cursor
-from app.dependencies import InTransaction, Limit, Parts, Position, Scope, Team
+from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
 from app.exceptions import FieldProblem, InvalidRequest, NotFound
 from app.webhooks.delivery import SECRET_PREFIX
 from dressage.spec.webhook import (
@@ -36,7 +36,7 @@ async def create_webhook(
     response: Response,
 ) -> NewWebhook:
     """Tell an address of your team's jobs. The secret is in this answer and nowhere else."""
-    problem = parts.outbound.problem(spec.url)
+    problem = parts.allowed_addresses.problem(spec.url)
     if problem:
         raise InvalidRequest(f"url: {problem}", [FieldProblem(field="url", message=problem)])
     secret = SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
@@ -51,22 +51,24 @@ async def create_webhook(
     await transaction.session.flush()
     await transaction.session.refresh(row)
     response.headers["Location"] = f"/webhooks/{row.id}"
-    return NewWebhook(**_view(row).model_dump(), secret=secret)
+    return NewWebhook(**Webhook.model_validate(row).model_dump(), secret=secret)
 
 
 @router.get("", responses=examples.shown([examples.WEBHOOK]))
-async def list_webhooks(transaction: InTransaction, scope: Scope) -> tuple[Webhook, ...]:
+async def list_webhooks(transaction: InTransaction, team: VisibleTeam) -> tuple[Webhook, ...]:
     """Webhooks of your team (of every team, for operators)."""
     rows = await transaction.session.scalars(
-        select(WebhookRow).where(visible(WebhookRow.team, scope)).order_by(WebhookRow.arrival)
+        select(WebhookRow).where(visible(WebhookRow.team, team)).order_by(WebhookRow.arrival)
     )
-    return tuple(map(_view, rows))
+    return tuple(map(Webhook.model_validate, rows))
 
 
 @router.delete("/{webhook_id}", status_code=204)
-async def delete_webhook(webhook_id: str, transaction: InTransaction, scope: Scope) -> Response:
+async def delete_webhook(
+    webhook_id: str, transaction: InTransaction, team: VisibleTeam
+) -> Response:
     """Stop telling. Messages that wait are not sent any longer."""
-    await transaction.session.delete(await _existing(transaction.session, scope, webhook_id))
+    await transaction.session.delete(await _existing(transaction.session, team, webhook_id))
     return Response(status_code=204)
 
 
@@ -74,12 +76,12 @@ async def delete_webhook(webhook_id: str, transaction: InTransaction, scope: Sco
 async def list_deliveries(
     webhook_id: str,
     transaction: InTransaction,
-    scope: Scope,
+    team: VisibleTeam,
     position: Position,
     limit: Limit = 50,
 ) -> DeliveryPage:
     """What became of each message, newest first."""
-    await _existing(transaction.session, scope, webhook_id)
+    await _existing(transaction.session, team, webhook_id)
     query = select(DeliveryRow).where(DeliveryRow.webhook_id == webhook_id)
     rows = await newest_first(
         transaction.session, query, DeliveryRow.arrival, before=position, limit=limit
@@ -87,34 +89,16 @@ async def list_deliveries(
     return DeliveryPage(items=tuple(map(_delivery, rows)), next_cursor=next_cursor(rows, limit))
 
 
-async def _existing(session: AsyncSession, scope: str | None, webhook_id: str) -> WebhookRow:
+async def _existing(session: AsyncSession, team: str | None, webhook_id: str) -> WebhookRow:
     row: WebhookRow | None = await session.scalar(
-        select(WebhookRow).where(WebhookRow.id == webhook_id, visible(WebhookRow.team, scope))
+        select(WebhookRow).where(WebhookRow.id == webhook_id, visible(WebhookRow.team, team))
     )
     if row is None:
         raise NotFound(f"there is no webhook {webhook_id!r}")
     return row
 
 
-def _view(row: WebhookRow) -> Webhook:
-    return Webhook(
-        id=row.id,
-        team=row.team,
-        url=row.url,
-        statuses=tuple(row.statuses),
-        created_at=row.created_at,
-    )
-
-
 def _delivery(row: DeliveryRow) -> Delivery:
-    return Delivery(
-        id=row.id,
-        status=DeliveryStatus(row.status),
-        attempts=row.attempts,
-        next_at=row.next_at if row.status == DeliveryStatus.PENDING else None,
-        last_status=row.last_status,
-        last_error=row.last_error,
-        payload=row.payload,
-        created_at=row.created_at,
-        finished_at=row.finished_at,
-    )
+    shown = Delivery.model_validate(row)
+    pending = shown.status is DeliveryStatus.PENDING
+    return shown if pending else shown.model_copy(update={"next_at": None})

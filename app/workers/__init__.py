@@ -1,1 +1,1 @@
-"""Who is alive to take work."""
+"""Workers: their presence, their state, and what they run."""

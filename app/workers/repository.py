@@ -8,10 +8,10 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.models import AttemptRow, JobRow, WorkerRow
-from app.queue.doorbell import Queue
-from app.queue.plan import WorkerState
-from app.queue.retries import Outcome
+from app.broker.wake import Queue
+from app.db.base import visible
+from app.db.models import AttemptRow, WorkerRow
+from dressage.spec.status import AttemptOutcome, WorkerState
 
 WORKER_SILENT_AFTER = timedelta(seconds=15)
 SICK_AFTER = 2  # attempts in a row whose GPU could not be used
@@ -74,20 +74,14 @@ async def get(session: AsyncSession, worker_id: str) -> WorkerRow | None:
     return found
 
 
-async def running_on(session: AsyncSession, team: str | None) -> dict[str, list[str]]:
-    """Ids of the jobs that run on each worker."""
+async def running(session: AsyncSession, team: str | None) -> Sequence[AttemptRow]:
+    """Open attempts that a team (None: an operator) may see, oldest first."""
     query = (
-        select(AttemptRow.worker_id, AttemptRow.job_id)
-        .join(JobRow, JobRow.id == AttemptRow.job_id)
-        .where(AttemptRow.ended_at.is_(None))
+        select(AttemptRow)
+        .where(AttemptRow.ended_at.is_(None), visible(AttemptRow.team, team))
         .order_by(AttemptRow.started_at)
     )
-    if team is not None:
-        query = query.where(JobRow.team == team)
-    found: dict[str, list[str]] = {}
-    for worker_id, job_id in await session.execute(query):
-        found.setdefault(worker_id, []).append(job_id)
-    return found
+    return (await session.scalars(query)).all()
 
 
 async def note_gpu_failure(session: AsyncSession, worker_id: str, message: str) -> None:
@@ -100,5 +94,5 @@ async def note_gpu_failure(session: AsyncSession, worker_id: str, message: str) 
     )
     latest = outcomes.all()
     worker = await get(session, worker_id)
-    if worker and len(latest) == SICK_AFTER and set(latest) == {Outcome.GPU_FAILED}:
+    if worker and len(latest) == SICK_AFTER and set(latest) == {AttemptOutcome.GPU_FAILED}:
         worker.state, worker.state_reason = WorkerState.SICK, message

@@ -8,6 +8,7 @@ from typing import Any
 
 from dressage.authoring.errors import ToolDefinitionError
 from dressage.authoring.tool import FunctionTool, function_tool
+from dressage.spec.chat import Message
 
 NOT_TOOLS = ("reset", "close")
 
@@ -23,7 +24,7 @@ class EnvironmentCase:
         seed: The same for all rollouts of a case, so that a group meets one world.
     """
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Message]
     expect: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     seed: int = 0

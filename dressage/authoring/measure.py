@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError, ScoreRangeError
+from dressage.spec.chat import Message
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ class MeasureContext:
         environment: The environment as the rollout left it, for agents that have one.
     """
 
-    input: str | list[dict[str, Any]]
+    input: str | list[Message]
     expect: dict[str, Any]
     metadata: dict[str, Any] = field(default_factory=dict)
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     final: AssistantMessage = AssistantMessage("")
     tool_calls: list[ToolCall] = field(default_factory=list)
     stop_reason: str = "completed"

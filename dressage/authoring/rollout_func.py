@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError
+from dressage.spec.chat import Message
 
 
 class PolicyModel(Protocol):
     """The model that is trained, as a rollout function sees it."""
 
-    def encode(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode(self, messages: list[Message]) -> list[int]:
         """Token ids of a conversation up to the header of the assistant's turn."""
 
     def encode_text(self, text: str) -> list[int]:

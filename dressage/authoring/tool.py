@@ -15,6 +15,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.fields import FieldInfo
 
 from dressage.authoring.errors import ToolArgumentsError, ToolDefinitionError
+from dressage.spec.chat import ToolSchema
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FunctionTool:
         return self.function(*args, **kwargs)
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def schema(self) -> ToolSchema:
         """The tool in the form chat templates and OpenAI-compatible servers take.
 
         There is no `return` entry: servers render tools without one, and a model trained on

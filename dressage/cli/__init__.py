@@ -1,0 +1,1 @@
+"""The `dressage` command, by theme. Everything but `up` goes through the client."""

@@ -1,4 +1,4 @@
-"""A synchronous client on httpx."""
+"""A synchronous client on httpx2."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
+import httpx2
 from pydantic import TypeAdapter
 
 from dressage.authoring.suite import Suite
@@ -53,7 +53,7 @@ class Client:
         self.url = url.rstrip("/")
         key = key or stored_key(self.url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -138,7 +138,7 @@ class Client:
         self._send("DELETE", f"/jobs/{job_id}")
 
     def resume(self, job_id: str) -> Job:
-        """Let a paused job go on."""
+        """Continue a paused job."""
         return Job.model_validate_json(self._send("POST", f"/jobs/{job_id}/resume").content)
 
     def queue(self) -> QueueState:
@@ -187,7 +187,7 @@ class Client:
         return Usage.model_validate_json(self._send("GET", "/usage", params=params).content)
 
     def usage_csv(self, **params: Any) -> str:
-        """The same as CSV."""
+        """GPU time as CSV."""
         headers = {"Accept": "text/csv"}
         return self._send("GET", "/usage", params=params, headers=headers).text
 
@@ -266,7 +266,7 @@ class Client:
                             return
                         after = event.seq
                         yield event
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 time.sleep(RECONNECT_SECONDS)
 
     def metrics(self, job_id: str) -> Metrics:
@@ -274,7 +274,7 @@ class Client:
         return Metrics.model_validate_json(self._send("GET", f"/jobs/{job_id}/metrics").content)
 
     def metrics_csv(self, job_id: str) -> str:
-        """The same as CSV."""
+        """The metric history as CSV."""
         headers = {"Accept": "text/csv"}
         return self._send("GET", f"/jobs/{job_id}/metrics", headers=headers).text
 
@@ -326,11 +326,11 @@ class Client:
         )
         return SuiteInfo.model_validate_json(response.content)
 
-    def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         params = {k: v for k, v in options.pop("params", {}).items() if v is not None}
         try:
             response = self._http.request(method, path, params=params, **options)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise ServiceUnreachable(
                 f"no service answers at {self.url} ({error}); start one with `dressage up`"
             ) from None

@@ -4,7 +4,7 @@ import hashlib
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from dressage.client.errors import ApiError, DownloadCorrupt, ServiceUnreachable
 from dressage.spec.artifact import Artifact
@@ -13,7 +13,7 @@ AGAIN_SECONDS = 1.0
 TRIES_WITHOUT_PROGRESS = 5
 
 
-def download(http: httpx.Client, url: str, artifact: Artifact, folder: Path) -> Path:
+def download(http: httpx2.Client, url: str, artifact: Artifact, folder: Path) -> Path:
     """Download a file; what a broken download left behind is continued, also later.
 
     Args:
@@ -34,7 +34,7 @@ def download(http: httpx.Client, url: str, artifact: Artifact, folder: Path) -> 
     while (have := _size(partial)) < artifact.size:
         try:
             _continue(http, url, partial)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             tries = 0 if _size(partial) > have else tries + 1
             if tries == TRIES_WITHOUT_PROGRESS:
                 raise ServiceUnreachable(
@@ -55,14 +55,14 @@ def download(http: httpx.Client, url: str, artifact: Artifact, folder: Path) -> 
     return target
 
 
-def _continue(http: httpx.Client, url: str, partial: Path) -> None:
+def _continue(http: httpx2.Client, url: str, partial: Path) -> None:
     have = _size(partial)
     headers = {"Range": f"bytes={have}-"} if have else {}
     with http.stream("GET", url, headers=headers, timeout=60, follow_redirects=True) as response:
         if response.status_code >= 400:
             response.read()
             raise ApiError.from_response(response)
-        mode = "ab" if response.status_code == httpx.codes.PARTIAL_CONTENT else "wb"
+        mode = "ab" if response.status_code == httpx2.codes.PARTIAL_CONTENT else "wb"
         with partial.open(mode) as file:
             for (
                 chunk

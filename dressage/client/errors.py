@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import httpx2
 
 
 class DressageError(Exception):
@@ -32,7 +32,7 @@ class ApiError(DressageError):
         self.status, self.code, self.detail, self.errors = status, code, detail, errors
 
     @classmethod
-    def from_response(cls, response: httpx.Response) -> "ApiError":
+    def from_response(cls, response: httpx2.Response) -> "ApiError":
         """Read a problem, or whatever else came (a proxy's page, say)."""
         try:
             body = response.json()

@@ -10,6 +10,7 @@ from dressage.measuring.builtin import MissingExpectation, evaluate
 from dressage.measuring.judge import Judge
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Outcome, Worker
+from dressage.spec.chat import Message
 from dressage.spec.measure import BuiltinMeasure, LlmJudge, RewardSpec
 
 JUDGE_THREADS = 8
@@ -129,7 +130,7 @@ def _crossing(context: MeasureContext) -> dict[str, Any]:
     return {**content, "final": context.final.text}
 
 
-def _until_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _until_answer(messages: list[Message]) -> list[Message]:
     """The prompt: everything before the agent's first own turn after the last user message."""
     users = [at for at, message in enumerate(messages) if message["role"] == "user"]
     return messages[: users[-1] + 1] if users else []

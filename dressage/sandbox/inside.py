@@ -1,9 +1,9 @@
-"""The processes that hold user code: `python -m dressage.sandbox.inside CONFINEMENT`.
+"""The fork server that holds user code: `python -m dressage.sandbox.inside CONFINEMENT`.
 
-The first one confines itself, then loads the code and says what is in it. For each socket it is
-then sent over its standard input it forks a worker, which answers one JSON request a line on that
-socket: forking is cheap where importing is not, so every environment can have a process to itself.
-What user code prints goes nowhere.
+It confines itself, then loads the code and says what is in it. For each socket it is then sent over
+its standard input it forks a worker, which answers one JSON request a line on that socket: forking
+is cheap where importing is not, so every environment can have a process to itself. What user code
+prints goes nowhere.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCal
 from dressage.authoring.tool import function_tool
 from dressage.sandbox import landlock
 from dressage.sandbox.loading import Code, CodeError, load_code
+from dressage.spec.chat import Message
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 
@@ -69,7 +70,7 @@ class _Worker:
         self._loop = asyncio.new_event_loop()
 
     def serve(self) -> None:
-        """Until the host closes the socket."""
+        """Answer calls until the host closes the socket."""
         _send(self._connection, {"ready": True})
         lines = self._connection.makefile("r", encoding="utf-8")
         threading.Thread(target=_read, args=(lines, self._requests), daemon=True).start()
@@ -128,7 +129,7 @@ class _AskedModel:
     def __init__(self, ask: Callable[[dict[str, Any]], Any]) -> None:
         self._ask = ask
 
-    def encode(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode(self, messages: list[Message]) -> list[int]:
         ids: list[int] = self._ask({"ask": "encode", "messages": messages})
         return ids
 

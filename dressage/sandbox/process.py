@@ -1,4 +1,4 @@
-"""A suite's code seen from outside: one process that loaded it, and workers forked from it."""
+"""A suite's code seen from outside: a fork server that has loaded it, and its workers."""
 
 import contextlib
 import json
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dressage.sandbox.isolation import Isolation, Walls, readable_paths, strongest
+from dressage.spec.chat import ToolFunction
 
 START_TIMEOUT = 60.0
 MAX_ANSWER = 64 * 1024 * 1024
@@ -117,7 +118,7 @@ class Sandbox:
         if answer is None or "error" in answer:
             self.close()
             raise SandboxStartError(answer["message"] if answer else "the code ended its process")
-        self.tools: list[dict[str, Any]] = answer["tools"]
+        self.tools: list[ToolFunction] = answer["tools"]
         self.measures: list[str] = answer["measures"]
         self.reward_functions: list[str] = answer["reward_functions"]
         self.rollout_funcs: list[str] = answer["rollout_funcs"]
@@ -156,7 +157,7 @@ class Sandbox:
         """Fork a process.
 
         Raises:
-            SandboxStartError: The process that loaded the code is gone.
+            SandboxStartError: The fork server is gone.
         """
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -169,7 +170,7 @@ class Sandbox:
             raise SandboxStartError("the process that holds the suite's code is gone") from None
 
     def close(self) -> None:
-        """End the process that loaded the code. Workers end with their own `kill`."""
+        """End the fork server. Workers end with their own `kill`."""
         self._control.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dressage.spec.base import Spec
+from dressage.spec.chat import ToolFunction
 
 
 def canonical_model_name(name: str) -> str:
@@ -71,8 +72,8 @@ class AgentSpec(Spec):
     )
 
     def tool_schemas(
-        self, tools: Sequence[dict[str, Any]], environments: Sequence[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
+        self, tools: Sequence[ToolFunction], environments: Sequence[dict[str, Any]]
+    ) -> list[ToolFunction]:
         """What the model is shown, in this order.
 
         Args:

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
 
 
 class ArtifactKind(StrEnum):
@@ -30,7 +30,7 @@ def checkpoint_step(name: str) -> int:
     return int(name.removeprefix("checkpoint-").removesuffix(".tar"))
 
 
-class Artifact(Spec):
+class Artifact(View):
     """A downloadable file with its checksum."""
 
     id: str
@@ -42,7 +42,7 @@ class Artifact(Spec):
 
 
 class Checkpoint(Spec):
-    """What training can go on from, and whether it is kept."""
+    """What training can continue from, and whether it is kept."""
 
     step: int
     time: datetime

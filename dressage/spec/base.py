@@ -13,3 +13,9 @@ class Spec(BaseModel):
     """Immutable; an unknown field is an error, never ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class View(Spec):
+    """What the service shows of a row: made from the attributes of the same names."""
+
+    model_config = ConfigDict(from_attributes=True)

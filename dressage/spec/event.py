@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
 
 
 class EventType(StrEnum):
@@ -27,7 +27,7 @@ class EventType(StrEnum):
     STALLED = "stalled"
 
 
-class Event(Spec):
+class Event(View):
     """One line. `seq` counts from 1 within a job, without gaps."""
 
     seq: int
@@ -76,7 +76,7 @@ class MeasureVerdict(Spec):
 
 
 class Rollout(Spec):
-    """One stored episode, whole."""
+    """One stored rollout, whole."""
 
     id: str
     phase: str = Field(description="`train`, or the name of an evaluation.")

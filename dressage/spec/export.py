@@ -32,12 +32,44 @@ class _Export(Spec):
         "its result unless given.",
     )
 
+    @property
+    def export_name(self) -> str:
+        """What the export is called in its job: exports of one name are the same export."""
+        raise NotImplementedError
+
+    @property
+    def file_name(self) -> str:
+        """The file that it makes."""
+        raise NotImplementedError
+
+    @property
+    def file_quantization(self) -> str | None:
+        """The quantization of the GGUF file that it makes; None: it makes no GGUF file."""
+        return None
+
+    @property
+    def adapter_field(self) -> str | None:
+        """The field that asks for an adapter alone; None: the whole model is exported."""
+        return None
+
+    @property
+    def _step(self) -> str:
+        return f"-step-{self.checkpoint}" if self.checkpoint else ""
+
 
 class MergedExport(_Export):
     """The adapter merged into its base: a directory that loads without PEFT, as one tar."""
 
     type: Literal["merged"]
     parity_cases: ParityCases = 0
+
+    @property
+    def export_name(self) -> str:  # noqa: D102
+        return f"merged{self._step}"
+
+    @property
+    def file_name(self) -> str:  # noqa: D102
+        return f"merged{self._step}.tar"
 
 
 class GgufExport(_Export):
@@ -47,6 +79,18 @@ class GgufExport(_Export):
     quantization: Quantization = "q8_0"
     parity_cases: ParityCases = 0
 
+    @property
+    def export_name(self) -> str:  # noqa: D102
+        return f"gguf-{self.quantization}{self._step}"
+
+    @property
+    def file_name(self) -> str:  # noqa: D102
+        return f"model-{self.quantization}{self._step}.gguf"
+
+    @property
+    def file_quantization(self) -> str:  # noqa: D102
+        return self.quantization
+
 
 class GgufAdapterExport(_Export):
     """The adapter alone as GGUF, for a server that has its base model."""
@@ -54,6 +98,22 @@ class GgufAdapterExport(_Export):
     type: Literal["gguf_adapter"]
     quantization: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
     parity_cases: ParityCases = 0
+
+    @property
+    def export_name(self) -> str:  # noqa: D102
+        return f"gguf-adapter-{self.quantization}{self._step}"
+
+    @property
+    def file_name(self) -> str:  # noqa: D102
+        return f"adapter-{self.quantization}{self._step}.gguf"
+
+    @property
+    def file_quantization(self) -> str:  # noqa: D102
+        return self.quantization
+
+    @property
+    def adapter_field(self) -> str:  # noqa: D102
+        return "type"
 
 
 class OllamaExport(_Export):
@@ -96,6 +156,23 @@ class OllamaExport(_Export):
         default="refuse", description="When the parity report finds a problem."
     )
 
+    @property
+    def export_name(self) -> str:  # noqa: D102
+        return "ollama-" + self.name.replace("/", "_").replace(":", "_") + self._step
+
+    @property
+    def file_name(self) -> str:  # noqa: D102
+        kind = "adapter" if self.base else "model"
+        return f"{kind}-{self.file_quantization}{self._step}.gguf"
+
+    @property
+    def file_quantization(self) -> str:  # noqa: D102
+        return self.quantization or ("f16" if self.base else "q8_0")
+
+    @property
+    def adapter_field(self) -> str | None:  # noqa: D102
+        return "base" if self.base else None
+
     @model_validator(mode="after")
     def _an_adapter_has_whole_weights(self) -> Self:
         if self.base and self.quantization in K_QUANTS:
@@ -106,37 +183,3 @@ class OllamaExport(_Export):
 ExportSpec = Annotated[
     MergedExport | GgufExport | GgufAdapterExport | OllamaExport, Field(discriminator="type")
 ]
-
-
-def export_name(spec: ExportSpec) -> str:
-    """What an export is called in a job: exports of one name are the same export."""
-    if isinstance(spec, OllamaExport):
-        return "ollama-" + spec.name.replace("/", "_").replace(":", "_") + _of(spec)
-    if isinstance(spec, GgufAdapterExport):
-        return f"gguf-adapter-{spec.quantization}{_of(spec)}"
-    if isinstance(spec, GgufExport):
-        return f"gguf-{spec.quantization}{_of(spec)}"
-    return f"{spec.type}{_of(spec)}"
-
-
-def export_file(spec: ExportSpec) -> str:
-    """The file that an export makes."""
-    if isinstance(spec, MergedExport):
-        return f"merged{_of(spec)}.tar"
-    if isinstance(spec, GgufAdapterExport):
-        return f"adapter-{spec.quantization}{_of(spec)}.gguf"
-    if isinstance(spec, OllamaExport):
-        kind = "adapter" if spec.base else "model"
-        return f"{kind}-{file_quantization(spec)}{_of(spec)}.gguf"
-    return f"model-{spec.quantization}{_of(spec)}.gguf"
-
-
-def file_quantization(spec: GgufExport | GgufAdapterExport | OllamaExport) -> str:
-    """Of the GGUF file that an export makes."""
-    if isinstance(spec, OllamaExport) and spec.quantization is None:
-        return "f16" if spec.base else "q8_0"
-    return str(spec.quantization)
-
-
-def _of(spec: _Export) -> str:
-    return f"-step-{spec.checkpoint}" if spec.checkpoint else ""

@@ -5,11 +5,9 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
 from dressage.spec.status import ExportStatus, Reason
 from dressage.spec.suite import ChatMessage
-
-GENERATION_PREFIX = "generation-"  # of its name among a job's follow-up tasks
 
 
 class GenerationSpec(Spec):
@@ -60,7 +58,7 @@ class GeneratedAnswer(Spec):
     completion_tokens: int
 
 
-class Generation(Spec):
+class Generation(View):
     """A generation as the service shows it."""
 
     id: str

@@ -7,8 +7,8 @@ from pydantic import Field, field_validator, model_validator
 
 from dressage.spec.agent import AgentSpec
 from dressage.spec.artifact import Artifact
-from dressage.spec.base import JSON_NUL, Spec
-from dressage.spec.export import ExportSpec, export_name
+from dressage.spec.base import JSON_NUL, Spec, View
+from dressage.spec.export import ExportSpec
 from dressage.spec.exported import ExportResult
 from dressage.spec.measure import RewardSpec
 from dressage.spec.preflight import PreflightSpec
@@ -142,7 +142,7 @@ class JobSpec(Spec):
 
     @model_validator(mode="after")
     def _no_export_twice(self) -> Self:
-        names = [export_name(export) for export in self.exports]
+        names = [export.export_name for export in self.exports]
         if len(set(names)) != len(names):
             raise ValueError("exports: the same export is asked for twice")
         return self
@@ -169,8 +169,8 @@ class Progress(Spec):
     )
 
 
-class ExportView(Spec):
-    """One follow-up task of a job."""
+class ExportView(View):
+    """One export of a job."""
 
     id: str
     name: str
@@ -184,7 +184,7 @@ class ExportView(Spec):
     finished_at: datetime | None = None
 
 
-class Job(Spec):
+class Job(View):
     """A job as the service shows it."""
 
     id: str

@@ -33,10 +33,10 @@ class ParityReport(Spec):
     cut_off: float = Field(description="Share of first turns that did not end by themselves.")
     kl: float | None = Field(
         default=None,
-        description="Mean KL divergence, in nats, trained from served, over the likeliest next "
-        "tokens at the first tokens of the trained model's answers.",
+        description="Mean KL(trained ‖ served) in nats, over the likeliest next tokens at the "
+        "first tokens of the trained model's answers.",
     )
-    kl_base: float | None = Field(default=None, description="The same from the base model.")
+    kl_base: float | None = Field(default=None, description="Mean KL(base ‖ served).")
     top_token: float | None = Field(
         default=None, description="Share of those tokens at which both find the same one likeliest."
     )

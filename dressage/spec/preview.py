@@ -62,6 +62,6 @@ class PreviewResult(Spec):
 
 
 class PreviewResults(Spec):
-    """In the order of the rollouts."""
+    """One result for each rollout, in their order."""
 
     items: tuple[PreviewResult, ...]

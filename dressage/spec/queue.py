@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import Field
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
+from dressage.spec.status import WaitReason
 
 
 class EstimatedStart(Spec):
@@ -19,9 +20,7 @@ class Wait(Spec):
     """Why a queued job does not run yet."""
 
     position: int = Field(description="1 is next, by class, the team's recent use and arrival.")
-    obstacle: str = Field(
-        description="`none`, `busy`, `reserved`, `quota`, `no_worker` or `back_off`; for programs."
-    )
+    wait_reason: WaitReason = Field(description="For programs.")
     reason: str = Field(description="The same as a sentence for people.")
     estimated_start: EstimatedStart | None = Field(
         default=None, description="null while nothing like it has finished here."
@@ -41,7 +40,7 @@ class QueueEntry(Wait):
 
 
 class QueueState(Spec):
-    """Everything that waits, in order of standing, and what there is to run it."""
+    """Everything that waits, in order of rank, and what there is to run it."""
 
     items: tuple[QueueEntry, ...]
     running: int = Field(description="Jobs that run now.")
@@ -49,7 +48,7 @@ class QueueState(Spec):
     gpus_free: int
 
 
-class Worker(Spec):
+class Worker(View):
     """A process that takes jobs or exports."""
 
     id: str
@@ -62,6 +61,11 @@ class Worker(Spec):
     versions: dict[str, Any]
     state: str = Field(description="`active`, `draining`, `sick` or `silent`.")
     state_reason: str | None = None
-    jobs: tuple[str, ...] = Field(description="Running here now, of the teams you may see.")
+    jobs: tuple[str, ...] = Field(
+        default=(), description="Training here now, of the teams you may see."
+    )
+    exports: tuple[str, ...] = Field(
+        default=(), description="Exports and questions that run here now, by id."
+    )
     started_at: datetime
     heartbeat_at: datetime

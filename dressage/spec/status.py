@@ -1,4 +1,4 @@
-"""The states of jobs and exports, and the closed set of reasons for which they end."""
+"""States of jobs, exports, attempts and workers, and the closed sets of reasons for them."""
 
 from enum import StrEnum
 
@@ -61,3 +61,46 @@ class ExportStatus(StrEnum):
 
 
 EXPORT_TERMINAL = frozenset({ExportStatus.SUCCEEDED, ExportStatus.FAILED, ExportStatus.CANCELLED})
+
+
+class WorkerState(StrEnum):
+    """Whether a worker takes new jobs."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    SICK = "sick"
+
+
+class WaitReason(StrEnum):
+    """Why a queued job does not run now."""
+
+    NONE = "none"
+    BACK_OFF = "back_off"
+    QUOTA = "quota"
+    NO_WORKER = "no_worker"
+    RESERVED = "reserved"
+    BUSY = "busy"
+
+
+class AttemptKind(StrEnum):
+    """What a worker works on: a job's training, one of its exports, or a question to its agent."""
+
+    TRAIN = "train"
+    EXPORT = "export"
+    GENERATION = "generation"
+
+
+class AttemptOutcome(StrEnum):
+    """How an attempt ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    PAUSED = "paused"
+    RELEASED = "released"
+    LOST = "lost"
+    STALLED = "stalled"
+    GPU_FAILED = "gpu_failed"
+    DISK_FULL = "disk_full"
+    STORAGE_UNAVAILABLE = "storage_unavailable"
+    OUT_OF_MEMORY = "out_of_memory"

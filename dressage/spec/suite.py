@@ -5,7 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
+from dressage.spec.chat import Message
 
 
 class ChatMessage(Spec):
@@ -33,22 +34,20 @@ class Case(Spec):
             raise ValueError("a conversation must end with a user message")
         return value
 
-    def conversation(
-        self, instructions: str | None, *, added: str | None = None
-    ) -> list[dict[str, Any]]:
+    def conversation(self, instructions: str | None, *, added: str | None = None) -> list[Message]:
         """What a model is shown: the agent's instructions and the input, as chat messages.
 
         Args:
             instructions: The agent's system prompt.
             added: What an environment adds to the last user message.
         """
-        turns: list[dict[str, Any]] = (
+        turns: list[Message] = (
             [{"role": "user", "content": self.input}]
             if isinstance(self.input, str)
-            else [message.model_dump() for message in self.input]
+            else [{"role": turn.role, "content": turn.content} for turn in self.input]
         )
         if added:
-            turns[-1] = {**turns[-1], "content": turns[-1]["content"] + added}
+            turns[-1]["content"] = f"{turns[-1]['content']}{added}"
         if instructions:
             turns.insert(0, {"role": "system", "content": instructions})
         return turns
@@ -69,7 +68,7 @@ class EnvironmentInfo(Spec):
     tools: tuple[ToolInfo, ...]
 
 
-class SuiteInfo(Spec):
+class SuiteInfo(View):
     """A stored suite. Immutable: new content is a new version."""
 
     id: str

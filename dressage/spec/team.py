@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
 
 TeamName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,59}$", examples=["search"])]
 Limit = Annotated[int | None, Field(default=None, ge=0, le=2**53)]
@@ -21,7 +21,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
 
 
-class TeamLimits(Spec):
+class TeamLimits(View):
     """A team's weight and quotas; null is no limit."""
 
     weight: float = Field(
@@ -61,7 +61,7 @@ class KeySpec(Spec):
     )
 
 
-class Key(Spec):
+class Key(View):
     """A key without its secret."""
 
     id: str
@@ -118,7 +118,7 @@ class Usage(Spec):
     items: tuple[UsageRow, ...]
 
 
-class AuditEntry(Spec):
+class AuditEntry(View):
     """One change made through the API."""
 
     time: datetime

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from dressage.spec.base import Spec
+from dressage.spec.base import Spec, View
 from dressage.spec.status import JobStatus
 
 
@@ -26,7 +26,7 @@ class WebhookSpec(Spec):
     )
 
 
-class Webhook(Spec):
+class Webhook(View):
     """A webhook without its secret."""
 
     id: str
@@ -50,7 +50,7 @@ class DeliveryStatus(StrEnum):
     FAILED = "failed"
 
 
-class Delivery(Spec):
+class Delivery(View):
     """One message to a webhook."""
 
     id: str

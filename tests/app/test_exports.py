@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.main import create_app
 from app.workers.repository import beat
-from tests.conftest import bearer
+from tests.servers import bearer
 from tests.workers import presence, register
 
 

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
-from app.jobs.lifecycle import EventDraft, append_events
 from app.jobs.retention import forget_bulk
+from app.lifecycle.jobs import EventDraft, append_events
 from dressage.spec.event import EventType
 from worker.cleaning import remove, runs_to_remove
 
@@ -32,9 +32,10 @@ SELECT 'job_5', n, (ARRAY['log', 'metrics', 'progress'])[1 + n %% 3],
 FROM generate_series(1, %(events)s) n;
 INSERT INTO events (job_id, seq, type, data)
 SELECT 'job_' || n, 1, 'status', '{"status": "queued"}' FROM generate_series(6, %(jobs)s) n;
-INSERT INTO attempts (id, job_id, number, team, worker_id, gpus, gpu_indexes, lease_token,
-    heartbeats, relayed, outcome, started_at, ended_at)
-SELECT 'a' || n, 'job_' || n, 1, 'default', 'w', 1, '[0]', 't' || n, 1, 0, 'succeeded',
+INSERT INTO attempts (id, kind, work_id, job_id, number, team, worker_id, gpus, gpu_indexes,
+    lease_token, heartbeats, relayed, outcome, started_at, ended_at)
+SELECT 'a' || n, 'train', 'job_' || n, 'job_' || n, 1, 'default', 'w', 1, '[0]', 't' || n, 1, 0,
+    'succeeded',
     now() - (n + 10) * interval '1 minute', now() - n * interval '1 minute'
 FROM generate_series(1, %(jobs)s) n;
 UPDATE jobs SET last_event_seq = %(events)s WHERE id = 'job_5';

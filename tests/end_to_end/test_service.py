@@ -37,7 +37,7 @@ def database(service):
 def attempts(service, job_id):
     with psycopg.connect(database(service)) as connection:
         return connection.execute(
-            "SELECT number, outcome, started_at, ended_at FROM attempts WHERE job_id = %s "
+            "SELECT number, outcome, started_at, ended_at FROM attempts WHERE work_id = %s "
             "ORDER BY number",
             [job_id],
         ).fetchall()

@@ -9,17 +9,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import redis
 
 from dressage.client import Client
-from dressage.stack.account import database_account
-from dressage.stack.program import KeptProgram
-from dressage.stack.servers import Postgres, Valkey, run_directory
-from tests.conftest import ARITHMETIC, ROOT, service_environment
+from dressage.local.servers import EmbeddedDatabases
+from tests.conftest import ARITHMETIC, ROOT
 from tests.end_to_end.conftest import free_port
+from tests.servers import service_environment
 from tests.waiting import wait_for
 
 LEASE_SECONDS = 6.0
@@ -41,12 +40,8 @@ class Cluster:
         self.root = root
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        account = database_account()
-        for name in ("logs", "programs", "artifacts", "runs"):
-            (root / name).mkdir()
-        run_directory(root, account)
-        self._postgres, self._valkey = Postgres(root, account), Valkey(root, account)
-        self._postgres.initialise()
+        self._databases = EmbeddedDatabases(root)
+        self._postgres, self._valkey = self._databases.postgres, self._databases.valkey
         self.environment = {
             **os.environ,
             **service_environment(self._postgres.url, self._valkey.url, root),
@@ -57,12 +52,11 @@ class Cluster:
         }
         self.running = {}
         self.start_postgres()
-        self._postgres.create_database()
         with psycopg.connect(self._postgres.url, autocommit=True) as connection:
             for statement in MOVABLE_CLOCK:
                 connection.execute(statement)
-        self.run("app.db.migrate")
-        self.key = self.run("app.auth.first_key").strip()
+        self.run("app.admin.migrate")
+        self.key = self.run("app.admin.first_key").strip()
         self.start_valkey()
         for start in (self.start_api, self.start_scheduler, self.start_worker):
             start()
@@ -78,20 +72,18 @@ class Cluster:
         return done.stdout
 
     def start_postgres(self):
-        self._keep(self._postgres.program())
+        self.running["postgres"] = self._databases.start_postgres()._process
 
     def start_valkey(self):
-        with contextlib.suppress(FileNotFoundError):
-            (self.root / "run" / "valkey.sock").unlink()
-        self._keep(self._valkey.program())
+        self.running["valkey"] = self._databases.start_valkey()._process
 
     def start_api(self):
         uvicorn = ("-m", "uvicorn", "--factory", "app.main:create_app", "--no-access-log")
         self._start("api", *uvicorn, "--port", str(self.port), "--timeout-graceful-shutdown", "2")
 
         def ready():
-            with contextlib.suppress(httpx.HTTPError):
-                return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
+            with contextlib.suppress(httpx2.HTTPError):
+                return httpx2.get(f"{self.url}/readyz", timeout=2).status_code == 200
 
         wait_for(ready)
 
@@ -139,7 +131,7 @@ class Cluster:
 
     def attempts(self, job_id):
         return self.query(
-            "SELECT outcome, started_at, ended_at, worker_id FROM attempts WHERE job_id = %s "
+            "SELECT outcome, started_at, ended_at, worker_id FROM attempts WHERE work_id = %s "
             "ORDER BY number",
             job_id,
         )
@@ -157,12 +149,6 @@ class Cluster:
                 self.signal_postgres(signal.SIGCONT)
             process.send_signal(signal.SIGINT if name == "postgres" else signal.SIGKILL)
             process.wait(30)
-
-    def _keep(self, program):
-        kept = KeptProgram(program, self.root / "logs")
-        kept.start()
-        self.running[program.name] = kept._process
-        wait_for(program.ready)
 
     def _start(self, name, *arguments, **environment):
         with (self.root / "logs" / f"{name}.log").open("ab") as log:

@@ -11,11 +11,11 @@ import threading
 import time
 from itertools import pairwise
 
-import httpx
+import httpx2
 import pytest
 
-from app.queue.celery_options import create_celery
-from app.queue.doorbell import Queue, ring
+from app.broker.celery import create_celery
+from app.broker.wake import Queue, ring
 from dressage.client import ServiceUnreachable
 from dressage.spec.status import JobStatus
 from tests.faults.conftest import LEASE_SECONDS
@@ -46,7 +46,7 @@ def finished(client, job_id, seconds=60):
     def ended():
         try:
             job = client.job(job_id)
-        except (ServiceUnreachable, httpx.HTTPError):
+        except (ServiceUnreachable, httpx2.HTTPError):
             return None
         return job if job.finished_at else None
 

@@ -1,6 +1,6 @@
 """What docs/exports.md says of vLLM: the adapter on its base, and the merged model.
 
-Needs a CUDA device and vLLM, and none of the service: `pytest --noconftest tests/gpu/test_vllm.py`.
+Needs a CUDA device and vLLM, and none of the service: `pytest tests/gpu`.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 from peft import PeftModel
@@ -25,7 +25,7 @@ from worker.training.evaluate import split
 from worker.training.export.answers import ServedAnswer, with_object_arguments
 from worker.training.export.merge import merge
 from worker.training.export.parity import ParityCheck
-from worker.training.user_code import user_code
+from worker.training.process.user_code import user_code
 
 pytestmark = [
     pytest.mark.gpu,
@@ -76,7 +76,7 @@ class Vllm:
             [*command, *options, *limits, "--dtype", "float16", "--port", str(port)],
             env={**os.environ, "VLLM_NO_USAGE_STATS": "1"},
         )
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=120)
+        self._http = httpx2.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=120)
 
     def __enter__(self):
         deadline = time.monotonic() + 240
@@ -86,7 +86,7 @@ class Vllm:
             try:
                 if self._http.get("/models").status_code == 200:
                     return self
-            except httpx.TransportError:
+            except httpx2.TransportError:
                 time.sleep(1)
 
     def __exit__(self, *_):

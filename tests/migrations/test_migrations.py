@@ -4,8 +4,9 @@ import sys
 import psycopg
 import pytest
 
-from app.db import migrate
-from tests.conftest import ROOT, service_environment
+from app.admin import migrate
+from tests.conftest import ROOT
+from tests.servers import service_environment
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_a_database_that_does_not_answer_is_a_sentence(tmp_path):
     import os
 
     done = subprocess.run(
-        [sys.executable, "-m", "app.db.migrate"],
+        [sys.executable, "-m", "app.admin.migrate"],
         env={
             **os.environ,
             **service_environment("postgresql://x@127.0.0.1:1/x", "unix:///x", tmp_path),

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 from dressage.authoring import Suite
 from dressage.spec.job import JobSpec
 from tests.conftest import TINY_MODEL
-from worker.training.run_dir import EVENTS, SPEC, SUITE, RunDirectory, RunSpec
+from worker.wire.run_dir import EVENTS, SPEC, SUITE, RunDirectory, RunSpec
 
 
 @pytest.fixture(scope="session")

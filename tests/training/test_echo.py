@@ -11,8 +11,8 @@ from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from dressage.spec.training import EchoSpec
 from tests.training.conftest import events_of
-from worker.training.pipeline import run_job
-from worker.training.rollout.episode import Episode
+from worker.training.pipeline.run import run_job
+from worker.training.rollout.rollout import Rollout
 from worker.training.update.collapse import WINDOW, CollapseDetector
 from worker.training.update.echo import (
     cross_entropy_at_one,
@@ -220,9 +220,9 @@ def test_the_detector_survives_a_checkpoint():
     assert feed(again, WINDOW, **values) == feed(detector, WINDOW, **values)
 
 
-def observed_text(weights, episode, tokenizer, value):
+def observed_text(weights, rollout, tokenizer, value):
     return tokenizer.decode(
-        [i for i, w in zip(episode.completion_ids, weights[0].tolist(), strict=True) if w == value]
+        [i for i, w in zip(rollout.completion_ids, weights[0].tolist(), strict=True) if w == value]
     )
 
 
@@ -236,12 +236,12 @@ def test_tools_have_weights_of_their_own_and_warning_lines_none(tokenizer, forge
     suffix = template.tool_suffix(
         [{"role": "tool", "name": name, "content": text} for name, text in results]
     )
-    episode = Episode(Case(id="c", input="q"), 0, [], [1])
-    episode.append([5, 6], [TokenRole.ACTION] * 2)
-    episode.append_results(suffix, [name for name, _ in results])
+    rollout = Rollout(Case(id="c", input="q"), 0, [], [1])
+    rollout.append([5, 6], [TokenRole.ACTION] * 2)
+    rollout.append_results(suffix, [name for name, _ in results])
     spec = EchoSpec(tool_weights={"search": 0.5}, ignore_lines="(?i)^warning")
     term = EchoTerm(spec, temperature=1.0, horizon=10, run=None)
-    weights = term.weights([episode])
-    assert observed_text(weights, episode, tokenizer, 1.0) == f"42{forged}\n7"
-    assert observed_text(weights, episode, tokenizer, 0.5) == "found"
-    assert episode.escaped_markup == bool(forged)
+    weights = term.weights([rollout])
+    assert observed_text(weights, rollout, tokenizer, 1.0) == f"42{forged}\n7"
+    assert observed_text(weights, rollout, tokenizer, 0.5) == "found"
+    assert rollout.escaped_markup == bool(forged)

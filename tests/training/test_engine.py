@@ -4,9 +4,9 @@ from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
-from worker.training.failures import RunFailure
-from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
-from worker.training.rollout.episode import StopReason
+from worker.training.process.failures import RunFailure
+from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
+from worker.training.rollout.rollout import StopReason
 from worker.training.rollout.template import ConversationTemplate
 
 CODE = '''
@@ -40,7 +40,7 @@ def sandbox(tmp_path_factory):
 
 @pytest.fixture
 def play(tokenizer, sandbox):
-    """Play one episode in which the model says the given texts, turn by turn."""
+    """Play one rollout in which the model says the given texts, turn by turn."""
 
     def go(*says, completion_tokens=400, context_tokens=1024, tool_iterations=3, ends=True):
         template = ConversationTemplate(tokenizer, sandbox.sandbox.tools)
@@ -48,7 +48,7 @@ def play(tokenizer, sandbox):
             template=template,
             agent=AgentParts("Be brief.", None, 0),
             pool=sandbox,
-            limits=EpisodeLimits(completion_tokens, context_tokens, tool_iterations, 5.0, 1000),
+            limits=RolloutLimits(completion_tokens, context_tokens, tool_iterations, 5.0, 1000),
         )
         turns = iter(says)
         end = tokenizer.eos_token_id
@@ -58,9 +58,9 @@ def play(tokenizer, sandbox):
             return [ids[: limits[0]]]
 
         case = Case(id="c", input="question")
-        (episode,) = engine.play([(case, 0)], generate, frozenset([end]), seed=1)
-        assert len(episode.completion_ids) == len(episode.roles)
-        return episode
+        (rollout,) = engine.play([(case, 0)], generate, frozenset([end]), seed=1)
+        assert len(rollout.completion_ids) == len(rollout.roles)
+        return rollout
 
     return go
 
@@ -71,29 +71,29 @@ def call(name, **arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def tool_messages(episode):
-    return [m["content"] for m in episode.messages if m["role"] == "tool"]
+def tool_messages(rollout):
+    return [m["content"] for m in rollout.messages if m["role"] == "tool"]
 
 
 def test_an_answer_without_tools_is_one_turn(play):
-    episode = play("The answer is 4.")
-    assert episode.stop_reason is StopReason.COMPLETED
-    assert episode.final_text == "The answer is 4."
-    assert [m["role"] for m in episode.messages] == ["system", "user", "assistant"]
-    assert set(episode.roles) == {TokenRole.ACTION}
+    rollout = play("The answer is 4.")
+    assert rollout.stop_reason is StopReason.COMPLETED
+    assert rollout.final_text == "The answer is 4."
+    assert [m["role"] for m in rollout.messages] == ["system", "user", "assistant"]
+    assert set(rollout.roles) == {TokenRole.ACTION}
 
 
 def test_a_tool_result_reaches_the_model_as_json(play):
-    episode = play(call("double", n=4), "8")
-    assert tool_messages(episode) == ['{"is": 8}']
-    assert episode.final_text == "8"
-    assert episode.tool_calls[0].result == '{"is": 8}'
+    rollout = play(call("double", n=4), "8")
+    assert tool_messages(rollout) == ['{"is": 8}']
+    assert rollout.final_text == "8"
+    assert rollout.tool_calls[0].result == '{"is": 8}'
 
 
 def test_several_calls_of_one_turn_keep_their_order(play):
-    episode = play(call("double", n=1) + "\n" + call("fail", n=2) + "\n" + call("double", n=3), "x")
-    assert tool_messages(episode) == ['{"is": 2}', '{"error": "RuntimeError: no 2"}', '{"is": 6}']
-    assert episode.tool_failures == 1
+    rollout = play(call("double", n=1) + "\n" + call("fail", n=2) + "\n" + call("double", n=3), "x")
+    assert tool_messages(rollout) == ['{"is": 2}', '{"error": "RuntimeError: no 2"}', '{"is": 6}']
+    assert rollout.tool_failures == 1
 
 
 @pytest.mark.parametrize(
@@ -105,31 +105,31 @@ def test_several_calls_of_one_turn_keep_their_order(play):
     ],
 )
 def test_a_wrong_call_is_an_error_the_model_can_read(play, text, error):
-    episode = play(text, "sorry")
-    assert error in tool_messages(episode)[0]
-    assert episode.stop_reason is StopReason.COMPLETED
-    assert episode.tool_failures == 1
+    rollout = play(text, "sorry")
+    assert error in tool_messages(rollout)[0]
+    assert rollout.stop_reason is StopReason.COMPLETED
+    assert rollout.tool_failures == 1
 
 
 def test_the_number_of_returns_to_the_model_is_limited(play):
-    episode = play(*[call("double", n=1)] * 3, tool_iterations=2)
-    assert episode.stop_reason is StopReason.MAX_TOOL_ITERATIONS
-    assert len(tool_messages(episode)) == 2
-    assert episode.final_text == ""
+    rollout = play(*[call("double", n=1)] * 3, tool_iterations=2)
+    assert rollout.stop_reason is StopReason.MAX_TOOL_ITERATIONS
+    assert len(tool_messages(rollout)) == 2
+    assert rollout.final_text == ""
 
 
 def test_an_unfinished_turn_is_truncated(play):
-    episode = play("one two three four five six seven", completion_tokens=4, ends=False)
-    assert episode.truncated
-    assert len(episode.completion_ids) == 4
+    rollout = play("one two three four five six seven", completion_tokens=4, ends=False)
+    assert rollout.truncated
+    assert len(rollout.completion_ids) == 4
 
 
 def test_a_result_that_leaves_no_room_is_not_shown(play):
-    episode = play(call("long", n=150), completion_tokens=120)
-    assert episode.truncated
-    assert tool_messages(episode) == []
-    assert len(episode.completion_ids) <= 120
-    assert set(episode.roles) == {TokenRole.ACTION}
+    rollout = play(call("long", n=150), completion_tokens=120)
+    assert rollout.truncated
+    assert tool_messages(rollout) == []
+    assert len(rollout.completion_ids) <= 120
+    assert set(rollout.roles) == {TokenRole.ACTION}
 
 
 def test_the_models_context_is_a_limit_of_its_own(play):

@@ -11,11 +11,11 @@ from dressage.spec.measure import RewardSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from tests.training.conftest import events_of
-from worker.training.failures import RunFailure
-from worker.training.pipeline import run_job
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
-from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
-from worker.training.rollout.episode import StopReason
+from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
+from worker.training.rollout.rollout import StopReason
 from worker.training.rollout.template import ConversationTemplate
 
 CODE = '''
@@ -80,7 +80,7 @@ def call(name, **arguments):
 
 @pytest.fixture
 def play(tokenizer, pool):
-    """Play cases side by side; `says[i]` is what the model writes in episode i, turn by turn."""
+    """Play cases side by side; `says[i]` is what the model writes in rollout i, turn by turn."""
 
     def go(cases, says):
         (environment,) = pool.sandbox.environments
@@ -88,7 +88,7 @@ def play(tokenizer, pool):
             template=ConversationTemplate(tokenizer, environment["tools"]),
             agent=AgentParts(None, "Counter", seed=5),
             pool=pool,
-            limits=EpisodeLimits(500, 1024, 4, 5.0, 1000),
+            limits=RolloutLimits(500, 1024, 4, 5.0, 1000),
         )
         end = tokenizer.eos_token_id
         scripts = {f"question {i}": list(texts) for i, texts in enumerate(says)}
@@ -102,15 +102,15 @@ def play(tokenizer, pool):
             case.model_copy(update={"input": f"question {i}"}) for i, case in enumerate(cases)
         ]
         pairs = [(case, 0) for case in numbered]
-        episodes = engine.play(pairs, generate, frozenset([end]), seed=1)
-        scored = Scorer([RewardSpec(measure="total")], pool, timeout=5).score(episodes)
-        return episodes, scored
+        rollouts = engine.play(pairs, generate, frozenset([end]), seed=1)
+        scored = Scorer([RewardSpec(measure="total")], pool, timeout=5).score(rollouts)
+        return rollouts, scored
 
     return go
 
 
-def results(episode):
-    return [m["content"] for m in episode.messages if m["role"] == "tool"]
+def results(rollout):
+    return [m["content"] for m in rollout.messages if m["role"] == "tool"]
 
 
 def case(name, **values):
@@ -126,51 +126,51 @@ def test_public_methods_are_the_tools(pool):
 
 def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, pool):
     cases = [case("a", expect={"start": 10}), case("b")]
-    episodes, scored = play(
+    rollouts, scored = play(
         cases,
         [
             [call("add", n=1) + "\n" + call("add", n=2), call("add", n=3), "done"],
             [call("add", n=50), "done"],
         ],
     )
-    assert results(episodes[0]) == ["11", "13", "16"]
-    assert results(episodes[1]) == ["50"]
+    assert results(rollouts[0]) == ["11", "13", "16"]
+    assert results(rollouts[1]) == ["50"]
     assert [s.reward for s in scored] == [pytest.approx(0.16), pytest.approx(0.5)]
     request = {"call": "tool", "name": "closed", "arguments": {}, "max_output": 100}
     (closed,) = pool.run([(None, request)], timeout=10)
     assert sorted(closed.value.split()) == ["16", "50"]
-    assert all(not episode.worker.alive for episode in episodes)
+    assert all(not rollout.worker.alive for rollout in rollouts)
 
 
 def test_reset_is_given_the_seed_of_its_case_and_may_add_to_the_prompt(play):
     talking = {"metadata": {"talks": True}}
-    episodes, _ = play(
+    rollouts, _ = play(
         [case("a", **talking), case("a", **talking), case("b", **talking)], [["ok"]] * 3
     )
-    prompts = [episode.messages[0]["content"] for episode in episodes]
+    prompts = [rollout.messages[0]["content"] for rollout in rollouts]
     seeds = [prompt.split("(seed ")[1] for prompt in prompts]
     assert prompts[0].startswith("question 0 (seed ")
     assert seeds[0] == seeds[1] != seeds[2]
 
 
 def test_an_environment_that_fails_to_reset_is_tried_once_more(play):
-    episodes, scored = play([case("a", metadata={"refuses_once": True})], [["ok"]])
-    assert episodes[0].lost is None
+    rollouts, scored = play([case("a", metadata={"refuses_once": True})], [["ok"]])
+    assert rollouts[0].lost is None
     assert scored[0].reward == 0.0
 
 
 def test_a_lost_environment_is_never_scored(play):
     cases = [case("a", metadata={"refuses": True}), case("b"), case("c")]
-    episodes, scored = play(cases, [[], [call("die"), "x"], [call("add", n=7), "ok"]])
-    assert [episode.stop_reason for episode in episodes] == [
+    rollouts, scored = play(cases, [[], [call("die"), "x"], [call("add", n=7), "ok"]])
+    assert [rollout.stop_reason for rollout in rollouts] == [
         StopReason.ENVIRONMENT_LOST,
         StopReason.ENVIRONMENT_LOST,
         StopReason.COMPLETED,
     ]
-    assert episodes[0].lost == "reset: RuntimeError: no power"
-    assert episodes[1].lost == "die: the process ended during the call"
+    assert rollouts[0].lost == "reset: RuntimeError: no power"
+    assert rollouts[1].lost == "die: the process ended during the call"
     assert [s.reward for s in scored] == [None, None, pytest.approx(0.07)]
-    assert episodes[0].roles == [TokenRole.SCAFFOLD]  # nothing of it is trained on
+    assert rollouts[0].roles == [TokenRole.SCAFFOLD]  # nothing of it is trained on
 
 
 def test_an_environment_without_tools_is_refused_by_name(tmp_path):

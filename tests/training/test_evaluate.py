@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from dressage.spec.suite import Case
 from dressage.spec.training import EvaluationSpec
 from worker.training.evaluate import paired_gain, split
-from worker.training.seeds import derived_seed
+from worker.training.process.seeds import derived_seed
 
 CASES = [Case(id=str(n), input="q") for n in range(100)]
 

@@ -27,11 +27,11 @@ from worker.training.export.__main__ import run_export
 from worker.training.export.gguf import GgufModel, convert
 from worker.training.export.ollama import Ollama
 from worker.training.export.parity import ParityCheck
-from worker.training.export.programs import quantize_path
-from worker.training.export.spec import ExportRunSpec
-from worker.training.failures import RunFailure
-from worker.training.run_dir import INPUT, MANIFEST, SPEC, SUITE, RunDirectory
-from worker.training.user_code import user_code
+from worker.training.process.failures import RunFailure
+from worker.training.process.user_code import user_code
+from worker.wire.export_spec import ExportRunSpec
+from worker.wire.programs import quantize_path
+from worker.wire.run_dir import INPUT, MANIFEST, SPEC, SUITE, RunDirectory
 
 CASES = 6
 

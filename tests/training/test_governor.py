@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from dressage.spec.status import Reason
 from tests.training.conftest import events_of
 from tests.training.test_preflight import GENEROUS
-from worker.training.checkpoints import newest_complete
-from worker.training.failures import RunFailure
-from worker.training.pipeline import run_job
-from worker.training.update.governor import SignalGovernor, is_dead
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
+from worker.training.update.governor import SignalGovernor, has_no_spread
+from worker.wire.checkpoints import newest_complete
 
 PICKY = """
 from dressage.authoring import measure, score
@@ -36,7 +36,7 @@ def test_dropped_groups_say_nothing():
     governor = SignalGovernor(1)
     governor.observe([[None, None], [None, 1.0]])
     assert not governor.exhausted
-    assert not is_dead([None, None])
+    assert not has_no_spread([None, None])
 
 
 def test_a_run_without_signal_pauses_with_a_checkpoint_and_goes_on_from_it(make_run):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dressage.spec.event import TokenRole
 from tests.training.conftest import events_of
-from worker.training.pipeline import run_job
+from worker.training.pipeline.run import run_job
 from worker.training.update.trainer import JobTrainer
 
 
@@ -19,7 +19,7 @@ def captured(tmp_path_factory, arithmetic):
     from dressage.authoring import Suite
     from dressage.spec.job import JobSpec
     from tests.conftest import TINY_MODEL
-    from worker.training.run_dir import SPEC, SUITE, RunDirectory, RunSpec
+    from worker.wire.run_dir import SPEC, SUITE, RunDirectory, RunSpec
 
     folder = tmp_path_factory.mktemp("captured")
     job = {
@@ -156,13 +156,13 @@ def test_truncated_rollouts_teach_nothing_when_masked(make_run):
 def test_every_token_has_a_role_and_a_log_probability(captured):
     trainer, inputs = captured
     assert inputs["echo_weights"].sum() > 0
-    episodes = {tuple(s.episode.completion_ids): s.episode for s in trainer._scored}
+    rollouts = {tuple(s.rollout.completion_ids): s.rollout for s in trainer._batch.scored}
     for row in range(8):  # TRL shuffles them after they were scored
         count = int(inputs["completion_mask"][row].sum())
-        episode = episodes[tuple(inputs["completion_ids"][row][:count].tolist())]
-        assert len(episode.roles) == len(episode.origins) == count
-        actions = [role is TokenRole.ACTION for role in episode.roles]
-        observed = [float(role is TokenRole.OBSERVATION) for role in episode.roles]
+        rollout = rollouts[tuple(inputs["completion_ids"][row][:count].tolist())]
+        assert len(rollout.roles) == len(rollout.origins) == count
+        actions = [role is TokenRole.ACTION for role in rollout.roles]
+        observed = [float(role is TokenRole.OBSERVATION) for role in rollout.roles]
         assert inputs["tool_mask"][row][:count].bool().tolist() == actions
         assert inputs["echo_weights"][row][:count].tolist() == observed
     trainer._compute_loss(trainer.model, inputs)

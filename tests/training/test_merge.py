@@ -25,7 +25,7 @@ from dressage.spec.status import Reason
 from tests.conftest import ROOT, TINY_MODEL
 from tests.training.adapters import make_adapter
 from worker.training.export.merge import merge
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
 
 PROMPTS = ["What is 3 + 4?", "hello"]
 

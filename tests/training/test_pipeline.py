@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM
 from dressage.spec.status import Reason
 from tests.conftest import TINY_MODEL
 from tests.training.conftest import events_of
-from worker.training.checkpoints import kept, newest_complete
-from worker.training.failures import RunFailure
-from worker.training.pipeline import run_job
-from worker.training.run_dir import MANIFEST, PAUSE
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
 from worker.training.update.best import BestWeights
 from worker.training.update.trainer import JobTrainer
+from worker.wire.checkpoints import kept, newest_complete
+from worker.wire.run_dir import MANIFEST, PAUSE
 
 
 def weights(run):

@@ -6,10 +6,10 @@ import pytest
 
 from dressage.spec.status import Reason
 from tests.training.conftest import events_of
-from worker.training.failures import RunFailure
-from worker.training.pipeline import run_job
-from worker.training.preflight import judged
-from worker.training.run_dir import MANIFEST
+from worker.training.pipeline.preflight import judged
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
+from worker.wire.run_dir import MANIFEST
 
 GENEROUS = """
 from dressage.authoring import measure, pass_reason, score

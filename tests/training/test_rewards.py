@@ -7,7 +7,7 @@ from dressage.sandbox.process import Sandbox
 from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
 from worker.training.rewards.weighted import Scorer, group_rewards
-from worker.training.rollout.episode import Episode, StopReason
+from worker.training.rollout.rollout import Rollout, StopReason
 
 CODE = """
 import os, time
@@ -43,8 +43,8 @@ def sandbox(tmp_path):
     pool.close()
 
 
-def episode(text, answer="4"):
-    return Episode(
+def rollout(text, answer="4"):
+    return Rollout(
         case=Case(id="c", input="q", expect={"answer": answer}),
         index=0,
         messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}],
@@ -53,14 +53,14 @@ def episode(text, answer="4"):
     )
 
 
-def score(sandbox, *rewards, episodes=None):
+def score(sandbox, *rewards, rollouts=None):
     specs = [RewardSpec(measure=name, weight=weight) for name, weight in rewards]
-    return Scorer(specs, sandbox, timeout=5).score(episodes or [episode("4")])
+    return Scorer(specs, sandbox, timeout=5).score(rollouts or [rollout("4")])
 
 
 def test_the_reward_is_the_weighted_sum(sandbox):
     right, wrong = score(
-        sandbox, ("right", 1.0), ("half", 0.2), episodes=[episode("4"), episode("5")]
+        sandbox, ("right", 1.0), ("half", 0.2), rollouts=[rollout("4"), rollout("5")]
     )
     assert (right.reward, wrong.reward) == (pytest.approx(1.1), pytest.approx(0.1))
     assert [verdict.reason for verdict in wrong.verdicts] == ["no", "half"]
@@ -78,9 +78,9 @@ def test_built_in_measures_count_like_the_suites_own(sandbox):
         RewardSpec.model_validate({"measure": {"type": "numeric"}, "weight": 0.5}),
         RewardSpec.model_validate({"measure": {"type": "exact_match", "field": "other"}}),
     ]
-    (scored,) = Scorer(specs[:2], sandbox, timeout=5).score([episode("4")])
+    (scored,) = Scorer(specs[:2], sandbox, timeout=5).score([rollout("4")])
     assert (scored.reward, scored.passed) == (1.5, True)
-    (scored,) = Scorer(specs, sandbox, timeout=5).score([episode("4")])
+    (scored,) = Scorer(specs, sandbox, timeout=5).score([rollout("4")])
     assert scored.reward is None
     assert scored.verdicts[2].reason == "the case has no expect.other"
 

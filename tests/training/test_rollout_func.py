@@ -4,8 +4,8 @@ import pytest
 
 from dressage.spec.status import Reason
 from tests.training.conftest import events_of
-from worker.training.failures import RunFailure
-from worker.training.pipeline import run_job
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
 
 CODE = """
 from dressage.authoring import measure, rollout_func, score

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dressage.spec.event import EventType
-from worker.training.run_dir import EVENTS, RunDirectory
+from worker.wire.run_dir import EVENTS, RunDirectory
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.training.conftest import events_of
-from worker.training.checkpoints import newest_complete
-from worker.training.run_dir import FAILURE, MANIFEST, PAUSE
+from worker.wire.checkpoints import newest_complete
+from worker.wire.run_dir import FAILURE, MANIFEST, PAUSE
 
 TRAINING = {
     "max_steps": 3,
@@ -24,7 +24,14 @@ TRAINING = {
 
 def start(run):
     return subprocess.Popen(
-        [sys.executable, "-m", "worker.training.launch", str(run.path), "--processes", "2"],
+        [
+            sys.executable,
+            "-m",
+            "worker.training.pipeline.launch",
+            str(run.path),
+            "--processes",
+            "2",
+        ],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=(run.path / "output.log").open("wb"),
         stderr=subprocess.STDOUT,

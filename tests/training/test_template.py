@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dressage.spec.event import TokenRole
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
 from worker.training.rollout.template import ConversationTemplate
 
 TOOL = {

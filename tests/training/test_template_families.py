@@ -12,7 +12,7 @@ from trl import chat_template_utils as trl_templates
 
 from dressage.spec.event import TokenRole
 from tests.training.test_template import TOOL
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
 from worker.training.rollout.template import ConversationTemplate
 
 CONTROL = re.compile(r"<\|?[A-Za-z_]+\|?>|\[/?[A-Z_]{3,}\]")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.queue.retries import RetryPolicy
+from app.scheduling.retries import RetryPolicy
 from app.storage import DirectoryStorage
 from tests.workers import register
 from worker.supervisor.context import WorkerContext

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.status import Reason
-from worker.training.process import run_process
-from worker.training.run_dir import FailureFile, Manifest
+from worker.training.process.boundary import run_process
+from worker.wire.run_dir import FailureFile, Manifest
 
 
 def play(run):

@@ -11,10 +11,10 @@ from pathlib import Path
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
-from worker.training.checkpoints import keep, mark_complete, newest_complete, step_of
-from worker.training.failures import RunFailure
-from worker.training.process import run_process
-from worker.training.run_dir import Manifest
+from worker.training.process.boundary import run_process
+from worker.training.process.failures import RunFailure
+from worker.wire.checkpoints import keep, mark_complete, newest_complete, step_of
+from worker.wire.run_dir import Manifest
 
 STEP_SECONDS = 0.1
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.db.engine import create_engine, create_sessions
-from worker.supervisor.run_export import run_next_export
-from worker.supervisor.run_job import run_next_job
+from worker.supervisor.export_run import run_next_export
+from worker.supervisor.training_run import run_next_job
 
 
 def work(context):
@@ -21,4 +21,4 @@ def export(context):
 def sweep(context):
     """Remove files that nothing points to."""
     sessions = create_sessions(create_engine(context.database_url, pooled=False))
-    return asyncio.run(objects.sweep(sessions, context.storage))
+    return asyncio.run(blobs.sweep(sessions, context.storage))

@@ -14,10 +14,10 @@ import pytest
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.jobs.retention import forget_files
-from app.queue.retries import RetryPolicy
-from app.storage import StorageAway
+from app.scheduling.retries import RetryPolicy
+from app.storage import StorageUnavailable
 from dressage.client import Client
-from tests.conftest import KEYS
+from tests.servers import KEYS
 from tests.waiting import wait_for
 from tests.worker.steps import export, sweep, work
 
@@ -139,7 +139,7 @@ class Away:
     def put_file(self, source, sha256):
         if not self.there.is_set():
             self.refused += 1
-            raise StorageAway("the bucket does not answer")
+            raise StorageUnavailable("the bucket does not answer")
         self._storage.put_file(source, sha256)
 
 

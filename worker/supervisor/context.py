@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.queue.retries import RetryPolicy
+from app.scheduling.retries import RetryPolicy
 from app.storage import Storage
 
 

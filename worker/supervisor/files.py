@@ -5,14 +5,14 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.artifacts import objects
+from app.artifacts import blobs
 from app.artifacts import repository as artifacts
 from app.db.engine import Sessions, unit_of_work
-from app.jobs.lifecycle import EventDraft, append_events
+from app.lifecycle.jobs import EventDraft, append_events
 from dressage.spec.event import EventType
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.watch import Watched, patiently, until_stored
-from worker.training.run_dir import ProducedFile
+from worker.wire.run_dir import ProducedFile
 
 
 async def store_files(
@@ -29,15 +29,15 @@ async def store_files(
         ChecksumMismatch: A file is not the one that the run has described.
     """
 
-    async def announce() -> None:
+    async def reserve() -> None:
         async with unit_of_work(sessions) as session:
-            await objects.announce(session, {file.sha256 for file in files})
+            await blobs.reserve(session, {file.sha256 for file in files})
 
     def copy() -> None:
         for file in files:
             context.storage.put_file(run / "artifacts" / file.name, file.sha256)
 
-    await until_stored(announce)
+    await until_stored(reserve)
     await patiently(context, work, copy)
 
 

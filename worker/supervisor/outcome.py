@@ -5,17 +5,25 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.storage import StorageAway
+from app.storage import StorageUnavailable
 from dressage.spec.status import Reason
-from worker.training.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
+from worker.wire.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
 
 # Of the process itself, or of one of several that it started.
 OUT_OF_MEMORY_KILLS = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
+class CannotRun(Exception):
+    """The work cannot be begun, for a reason that the user should know."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.message = reason, message
+
+
 @dataclass(frozen=True)
 class Outcome:
-    """A manifest, or why there is none."""
+    """A manifest, or why it is missing."""
 
     manifest: Manifest | None
     reason: Reason = Reason.COMPLETED
@@ -50,8 +58,10 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
 
 
 def outcome_of(error: Exception) -> Outcome:
-    """What it means that the supervisor itself could not go on."""
-    if isinstance(error, StorageAway):
+    """What it means that the supervisor itself could not continue."""
+    if isinstance(error, CannotRun):
+        return Outcome(None, error.reason, error.message)
+    if isinstance(error, StorageUnavailable):
         return Outcome(None, Reason.STORAGE_UNAVAILABLE, f"the artifact store is away: {error}")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Outcome(None, Reason.DISK_FULL, f"the worker's or the store's disk is full: {error}")

@@ -9,9 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from app.jobs.lifecycle import EventDraft
+from app.lifecycle.jobs import EventDraft
 from dressage.spec.event import EventType
-from worker.training.run_dir import EVENTS
+from worker.wire.run_dir import EVENTS
 
 MAX_BATCH_BYTES = 8 * 1024 * 1024
 

@@ -6,7 +6,7 @@ import os
 import signal
 from pathlib import Path
 
-from worker.training.run_dir import STACKS
+from worker.wire.run_dir import STACKS
 
 WAIT_SECONDS = 1.0
 MAX_CHARACTERS = 20_000

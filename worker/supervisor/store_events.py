@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import JobRow
 from app.jobs import repository
-from app.jobs.lifecycle import EventDraft, append_events, switch_status
+from app.lifecycle.jobs import EventDraft, append_events, switch_status
 from dressage.spec.event import EventType
 from dressage.spec.status import JobStatus
 

@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from app.db.engine import DATABASE_AWAY
-from app.queue.claim import StaleLease
-from app.storage import StorageAway
+from app.db.engine import DATABASE_UNAVAILABLE
+from app.scheduling.leases import StaleLease
+from app.storage import StorageUnavailable
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
 from worker.supervisor.process import ChildProcess
@@ -50,7 +50,7 @@ class Watched(Protocol):
 
 
 async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> Ending:
-    """Until the child ends, or must. It has ended on return, unless it stalled.
+    """Watch until the child ends, or must. It has ended on return, unless it stalled.
 
     A worker that cannot reach the database for most of its lease ends its own child, before the
     lease passes to another worker.
@@ -75,7 +75,7 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
             log.warning("lease.stale")
             await child.kill()
             return Ending.STALE
-        except DATABASE_AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             log.warning("database.unreachable", error=str(error).splitlines()[:1])
             if time.monotonic() - confirmed > 0.8 * context.lease_seconds and not exited:
                 await child.kill()
@@ -92,7 +92,7 @@ async def patiently(context: WorkerContext, work: Watched, slow: Callable[[], T]
 
     Raises:
         StaleLease: The work is somebody else's by now.
-        StorageAway: The store is away, and the job is cancelled or the worker is told to stop.
+        StorageUnavailable: The store is away, and the job is cancelled or the worker stops.
     """
     while True:
         moving = asyncio.create_task(asyncio.to_thread(slow))
@@ -102,7 +102,7 @@ async def patiently(context: WorkerContext, work: Watched, slow: Callable[[], T]
             status = await _still_ours(work) or status
         try:
             return moving.result()
-        except StorageAway as error:
+        except StorageUnavailable as error:
             if context.stopping.is_set() or status is JobStatus.CANCELLING:
                 raise
             log.warning("storage.away", error=str(error))
@@ -113,7 +113,7 @@ async def _still_ours(work: Watched) -> JobStatus | None:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await work.heartbeat()
-    except DATABASE_AWAY as error:
+    except DATABASE_UNAVAILABLE as error:
         log.warning("database.unreachable", error=str(error).splitlines()[:1])
         return None
 
@@ -128,6 +128,6 @@ async def until_stored(write: Callable[[], Awaitable[T]]) -> T:
         try:
             async with asyncio.timeout(ANSWER_SECONDS * 6):
                 return await write()
-        except DATABASE_AWAY as error:
+        except DATABASE_UNAVAILABLE as error:
             log.warning("database.unreachable", error=str(error).splitlines()[:1])
             await asyncio.sleep(POLL_SECONDS)

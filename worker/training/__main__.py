@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from worker.training.process import die_with_parent, run_process
-from worker.training.run_dir import SPEC, SUITE, RunDirectory, RunSpec
+from worker.training.process.boundary import die_with_parent, run_process
+from worker.wire.run_dir import SPEC, SUITE, RunDirectory, RunSpec
 
 USAGE = f"usage: python -m worker.training RUN_DIR   (RUN_DIR holds {SPEC} and {SUITE})"
 
@@ -26,14 +26,14 @@ def main() -> int:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[:gpus])
     if gpus > 1 and "RANK" not in os.environ:
         die_with_parent()
-        from worker.training.launch import launch
+        from worker.training.pipeline.launch import launch
 
         return launch(folder, gpus)
     return run_process(folder, _run)
 
 
 def _run(run: RunDirectory) -> None:
-    from worker.training.pipeline import run_job
+    from worker.training.pipeline.run import run_job
 
     run_job(run)
 

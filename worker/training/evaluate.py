@@ -1,15 +1,18 @@
 """Held-out evaluation, and whether training gained anything: a paired bootstrap."""
 
-import random
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dressage.spec.event import Evaluation, Gain
 from dressage.spec.suite import Case
-from worker.training.rewards.weighted import Scored
-from worker.training.seeds import derived_seed
+from worker.training.process.seeds import derived_seed
+from worker.training.rewards.weighted import ScoredRollout
 
 RESAMPLES = 10_000
+AT_ONCE = 500  # so that many cases do not fill the memory
 
 
 def split(cases: Sequence[Case], held_out: int) -> tuple[list[Case], list[Case]]:
@@ -23,11 +26,11 @@ def split(cases: Sequence[Case], held_out: int) -> tuple[list[Case], list[Case]]
     return [c for c in cases if c.id not in held], [c for c in cases if c.id in held]
 
 
-def summary(name: str, step: int, scored: Sequence[Scored]) -> Evaluation:
+def summary(name: str, step: int, scored: Sequence[ScoredRollout]) -> Evaluation:
     """Mean reward and pass rate over the cases whose measures gave a verdict."""
     known = [s for s in scored if s.reward is not None]
-    rewards = {s.episode.case.id: float(s.reward or 0.0) for s in known}
-    passed = {s.episode.case.id: s.passed for s in known}
+    rewards = {s.rollout.case.id: float(s.reward or 0.0) for s in known}
+    passed = {s.rollout.case.id: s.passed for s in known}
     return Evaluation(
         name=name,
         step=step,
@@ -58,22 +61,24 @@ def paired_gain(
     common = sorted(before.keys() & after.keys())
     if not common:
         return None
-    count = len(common)
-    differences = [after[case] - before[case] for case in common]
-    rng = random.Random(seed)
-    means = sorted(sum(rng.choices(differences, k=count)) / count for _ in range(RESAMPLES))
+    one = np.array([before[case] for case in common], dtype=np.float64)
+    other = np.array([after[case] for case in common], dtype=np.float64)
+    low, high = np.percentile(_resampled_means(other - one, seed), [2.5, 97.5])
     return Gain(
-        before=sum(before[case] for case in common) / count,
-        after=sum(after[case] for case in common) / count,
-        difference=sum(differences) / count,
-        low=_percentile(means, 0.025),
-        high=_percentile(means, 0.975),
-        count=count,
+        before=float(one.mean()),
+        after=float(other.mean()),
+        difference=float((other - one).mean()),
+        low=float(low),
+        high=float(high),
+        count=len(common),
     )
 
 
-def _percentile(ordered: list[float], share: float) -> float:
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+def _resampled_means(values: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Means of `RESAMPLES` draws with replacement, shape (RESAMPLES,)."""
+    rng, count = np.random.default_rng(seed), len(values)
+    parts = [
+        values[rng.integers(count, size=(AT_ONCE, count))].mean(axis=1)
+        for _ in range(RESAMPLES // AT_ONCE)
+    ]
+    return np.concatenate(parts)

@@ -7,7 +7,7 @@ from app.db.models.event import EventRow
 from app.db.models.export import ExportRow
 from app.db.models.job import JobRow
 from app.db.models.key import KeyRow
-from app.db.models.loose_object import LooseObjectRow
+from app.db.models.orphan_blob import OrphanBlobRow
 from app.db.models.rollout import RolloutRow
 from app.db.models.suite import SuiteNameRow, SuiteRow
 from app.db.models.sweep import SweepRow
@@ -24,7 +24,7 @@ __all__ = [
     "ExportRow",
     "JobRow",
     "KeyRow",
-    "LooseObjectRow",
+    "OrphanBlobRow",
     "RolloutRow",
     "SuiteNameRow",
     "SuiteRow",

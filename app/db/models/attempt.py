@@ -9,21 +9,26 @@ OPEN = text("ended_at IS NULL")
 
 
 class AttemptRow(Base):
-    """One try of a job on a worker: its lease while it runs, its GPU time for ever.
+    """One try of a job, an export or a generation on a worker.
 
-    It outlives its job: deleting a job gives no GPU time back.
+    It is the lease while it runs, and the record of GPU time for ever: it outlives its job, and
+    deleting a job gives no GPU time back.
     """
 
     __tablename__ = "attempts"
     __table_args__ = (
-        UniqueConstraint("job_id", "number"),
+        UniqueConstraint("work_id", "number"),
         # The database itself refuses a second owner.
-        Index("uq_attempts_owner", "job_id", unique=True, postgresql_where=OPEN),
+        Index("uq_attempts_owner", "work_id", unique=True, postgresql_where=OPEN),
         Index("ix_attempts_worker", "worker_id", "started_at"),
         Index("ix_attempts_ended", "ended_at"),
+        Index("ix_attempts_job", "job_id"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    # The job itself, or one of its exports or generations.
+    work_id: Mapped[str]
     job_id: Mapped[str]
     number: Mapped[int]
     team: Mapped[str]

@@ -1,13 +1,16 @@
 from typing import Any
 
-from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
+from sqlalchemy import ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt, Timestamp
 
 
 class ExportRow(Base):
-    """A follow-up task with its own state, attempts and lease."""
+    """A follow-up task of a job: an export, or a question to its agent (`kind`).
+
+    `status` is written by `app.lifecycle.exports` alone.
+    """
 
     __tablename__ = "exports"
     __table_args__ = (
@@ -16,6 +19,7 @@ class ExportRow(Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str]
     arrival: Mapped[Arrival]
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
     name: Mapped[str]
@@ -24,10 +28,8 @@ class ExportRow(Base):
     reason: Mapped[str | None]
     message: Mapped[str | None]
     result: Mapped[dict[str, Any] | None]
+    # Since it was last asked for.
     attempts: Mapped[int] = mapped_column(default=0)
     not_before: Mapped[Timestamp | None]
-    lease_token: Mapped[str | None]
-    heartbeats: Mapped[int] = mapped_column(default=0)
-    relayed: Mapped[int] = mapped_column(BigInteger, default=0)
     created_at: Mapped[CreatedAt]
     finished_at: Mapped[Timestamp | None]

@@ -12,7 +12,7 @@ LIVE = text("status NOT IN ('succeeded', 'failed', 'cancelled')")
 
 
 class JobRow(Base):
-    """One training run. `status` is written by `app.jobs.lifecycle` alone."""
+    """One training run. `status` is written by `app.lifecycle.jobs` alone."""
 
     __tablename__ = "jobs"
     __table_args__ = (

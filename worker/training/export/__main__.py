@@ -12,14 +12,7 @@ from typing import Any
 from dressage.archive import unpack_tar
 from dressage.authoring.suite import Suite
 from dressage.spec.artifact import ArtifactKind
-from dressage.spec.export import (
-    GgufAdapterExport,
-    GgufExport,
-    MergedExport,
-    OllamaExport,
-    export_file,
-    file_quantization,
-)
+from dressage.spec.export import GgufAdapterExport, GgufExport, MergedExport, OllamaExport
 from dressage.spec.status import Reason
 from worker.training.export.agent import TrainedAgent, trained_agent
 from worker.training.export.gguf import (
@@ -33,10 +26,10 @@ from worker.training.export.gguf import (
 from worker.training.export.merge import merge
 from worker.training.export.ollama import Ollama
 from worker.training.export.register import ready_server, register, stop_at_problems
-from worker.training.export.spec import ExportRunSpec, Question
-from worker.training.failures import RunFailure
-from worker.training.process import run_process
-from worker.training.run_dir import (
+from worker.training.process.boundary import run_process
+from worker.training.process.failures import RunFailure
+from worker.wire.export_spec import ExportRunSpec, Question
+from worker.wire.run_dir import (
     INPUT,
     SPEC,
     SUITE,
@@ -70,7 +63,7 @@ def run_export(run: RunDirectory) -> None:
                 run.finish(Manifest(files=(file,), result=agent.result()))
             elif isinstance(export, MergedExport):
                 model, result = _whole_model(run, spec, agent)
-                file = run.pack(model, ArtifactKind.MERGED, name=export_file(export))
+                file = run.pack(model, ArtifactKind.MERGED, name=export.file_name)
                 run.finish(Manifest(files=(file,), result={**result, **agent.result()}))
             elif isinstance(export, GgufExport):
                 file, result = _model_file(run, spec, export, agent)
@@ -107,9 +100,8 @@ def _model_file(
 ) -> tuple[ProducedFile, dict[str, Any]]:
     """A whole model as GGUF, that runs and was compared."""
     model, result = _whole_model(run, spec, agent)
-    name = export_file(export)
+    name, quantization = export.file_name, export.file_quantization
     path = run.artifacts / name
-    quantization = file_quantization(export)
     convert(model, path, quantization, _metadata(spec))
     _run_gguf(loaded(path, context_length=agent.context), f"gguf-{quantization}", agent)
     return run.describe(name, ArtifactKind.GGUF), result
@@ -165,10 +157,9 @@ def _adapter_file(
 ) -> ProducedFile:
     if spec.trained is not ArtifactKind.ADAPTER:
         raise RunFailure(Reason.CONVERSION_FAILED, "the job has trained no adapter")
-    name = export_file(export)
-    out = run.artifacts / name
-    convert_adapter(agent.trained, spec.job.agent.model, out, file_quantization(export))
-    return run.describe(name, ArtifactKind.GGUF_ADAPTER)
+    out = run.artifacts / export.file_name
+    convert_adapter(agent.trained, spec.job.agent.model, out, export.file_quantization)
+    return run.describe(export.file_name, ArtifactKind.GGUF_ADAPTER)
 
 
 def _metadata(spec: ExportRunSpec) -> dict[str, str]:

@@ -11,15 +11,16 @@ from transformers import AutoConfig, AutoTokenizer
 from dressage.authoring.suite import Suite
 from dressage.sandbox.pool import WorkerPool
 from dressage.spec.artifact import ArtifactKind
+from dressage.spec.chat import Message
 from dressage.spec.event import EventType
 from dressage.spec.parity import ParityReport
 from worker.training.evaluate import split
 from worker.training.export.parity import NextToken, ParityCheck
 from worker.training.export.served import Chat, agent_template
-from worker.training.export.spec import ExportRunSpec
-from worker.training.run_dir import RunDirectory
-from worker.training.update.model import context_length, load_model
-from worker.training.user_code import user_code
+from worker.training.model import context_length, load_model
+from worker.training.process.user_code import user_code
+from worker.wire.export_spec import ExportRunSpec
+from worker.wire.run_dir import RunDirectory
 
 WORKERS = 4
 ROUND = 256  # context lengths are multiples of it
@@ -68,7 +69,7 @@ class TrainedAgent:
         """Whether there is a parity report."""
         return self._check is not None
 
-    def probes(self) -> list[list[dict[str, Any]]]:
+    def probes(self) -> list[list[Message]]:
         """Some conversations to begin."""
         instructions = self.job.agent.instructions
         return [case.conversation(instructions) for case in self.cases[:PROBES]]

@@ -16,11 +16,11 @@ from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from worker.training.export.served import agent_template
-from worker.training.failures import RunFailure
-from worker.training.rollout.engine import AgentParts, EpisodeLimits, RolloutEngine
-from worker.training.rollout.generate import Sampling, TransformersGenerator
-from worker.training.update.model import context_length, end_ids, load_model
-from worker.training.user_code import user_code
+from worker.training.model import context_length, end_ids, load_model
+from worker.training.process.failures import RunFailure
+from worker.training.process.user_code import user_code
+from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
+from worker.training.sampler import Sampling, TransformersSampler
 
 WORKERS = 4
 OBSERVED_TOKENS = 4096  # room for what tools answer, beside what the model writes
@@ -73,7 +73,7 @@ def _conversation(
             request.seed,
         ),
         pool=pool,
-        limits=EpisodeLimits(
+        limits=RolloutLimits(
             completion_tokens=request.max_new_tokens * (turns + 1) + OBSERVED_TOKENS * turns,
             context_tokens=context_length(model.config),
             tool_iterations=turns,
@@ -82,32 +82,32 @@ def _conversation(
         ),
     )
     sampling = Sampling(request.temperature, repetition_penalty=request.repetition_penalty)
-    write = TransformersGenerator(model, tokenizer, sampling)
+    write = TransformersSampler(model, tokenizer, sampling)
 
     def turn(prompts: list[list[int]], limits: list[int], seed: int) -> list[list[int]]:
         return write(prompts, [min(limit, request.max_new_tokens) for limit in limits], seed)
 
-    (episode,) = engine.play([(_case(request, suite), 0)], turn, ends, request.seed)
-    if episode.worker:
-        episode.worker.kill()
-    if episode.lost is not None:
-        raise RunFailure(Reason.USER_CODE_ERROR, f"the environment was lost: {episode.lost}")
-    last = episode.messages[-1] if episode.messages[-1]["role"] == "assistant" else {}
+    (rollout,) = engine.play([(_case(request, suite), 0)], turn, ends, request.seed)
+    if rollout.worker:
+        rollout.worker.kill()
+    if rollout.lost is not None:
+        raise RunFailure(Reason.USER_CODE_ERROR, f"the environment was lost: {rollout.lost}")
+    last = rollout.messages[-1] if rollout.messages[-1]["role"] == "assistant" else {}
     text = str(last.get("content") or "")
     thought = THINKING.match(text)
     made = [
         {"name": c.name, "arguments": c.arguments, "result": c.result, "error": c.error}
-        for c in episode.tool_calls
+        for c in rollout.tool_calls
     ]
     wanted = [call["function"] for call in last.get("tool_calls") or []]
     return GeneratedAnswer(
         answer=text[thought.end() :] if thought else text,
         thinking=last.get("reasoning_content") or (thought.group(1).strip() if thought else None),
         tool_calls=(*made, *wanted),
-        messages=tuple(episode.messages),
-        stop_reason=str(episode.stop_reason),
-        prompt_tokens=len(episode.prompt_ids),
-        completion_tokens=len(episode.completion_ids),
+        messages=tuple(rollout.messages),
+        stop_reason=str(rollout.stop_reason),
+        prompt_tokens=len(rollout.prompt_ids),
+        completion_tokens=len(rollout.completion_ids),
     )
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+
+from dressage.spec.chat import Message
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class ServedAnswer:
         cut_off: Whether its length ended it.
     """
 
-    message: dict[str, Any]
+    message: Message
     prompt_tokens: int | None
     cut_off: bool
 
 
-def is_empty(message: Mapping[str, Any]) -> bool:
+def is_empty(message: Message) -> bool:
     """Whether a message neither says nor calls anything."""
     return not message.get("content") and not message.get("tool_calls")
 
 
-def with_object_arguments(message: dict[str, Any]) -> dict[str, Any]:
+def with_object_arguments(message: Message) -> Message:
     """An assistant message whose calls have their arguments as objects, where they are JSON."""
     calls = []
     for call in message.get("tool_calls") or []:

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from dressage.spec.status import Reason
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
 
 
 def require_room(folder: Path, needed: int, what: str) -> None:

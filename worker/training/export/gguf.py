@@ -12,12 +12,13 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from dressage.spec.chat import Message, ToolSchema
 from dressage.spec.export import CONVERTED, K_QUANTS
 from dressage.spec.status import Reason
 from worker.training.export.answers import ServedAnswer, is_empty, with_object_arguments
 from worker.training.export.disk import require_room
-from worker.training.export.programs import converter_path, quantize_path
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
+from worker.wire.programs import converter_folder, quantize_path
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def convert_adapter(adapter: Path, base: str, out: Path, quantization: str) -> N
                 Reason.CONVERSION_FAILED,
                 f"llama.cpp cannot express an adapter with {field}; export the merged model",
             )
-    script = converter_path() / "convert_lora_to_gguf.py"
+    script = _converter() / "convert_lora_to_gguf.py"
     where = ["--base", base] if Path(base).is_dir() else ["--base-model-id", base]
     with tempfile.TemporaryDirectory() as folder:
         # Without the card, and with the base's name alone: both hold paths of this host.
@@ -150,7 +151,7 @@ def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, s
         *(
             sys.executable,
             str(ENTRY),
-            str(converter_path()),
+            str(_converter()),
             json.dumps(dict(metadata)),
             str(model),
         ),
@@ -160,6 +161,17 @@ def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, s
     if done.returncode or not out.is_file():
         raise _refusal(done.stderr)
     log.info("%s is %.1f MB", out.name, out.stat().st_size / 1e6)
+
+
+def _converter() -> Path:
+    folder = converter_folder()
+    if not (folder / "convert_hf_to_gguf.py").is_file():
+        raise RunFailure(
+            Reason.MISSING_DEPENDENCY,
+            f"llama.cpp's converter is not in {folder}; run scripts/setup, or point LLAMA_CPP_PATH "
+            "at a llama.cpp source tree",
+        )
+    return folder
 
 
 def _refusal(output: str) -> RunFailure:
@@ -193,25 +205,25 @@ class GgufModel:
 
     def chat(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
+        messages: list[Message],
+        tools: list[ToolSchema],
         *,
         max_tokens: int = 256,
         temperature: float = 0.0,
-    ) -> dict[str, Any]:
+    ) -> Message:
         """One assistant message.
 
         Raises:
             RuntimeError: llama.cpp answers with an error.
         """
         answer = self._complete(messages, tools, max_tokens, temperature, {})
-        message: dict[str, Any] = answer["choices"][0]["message"]
+        message: Message = answer["choices"][0]["message"]
         return message
 
     def respond(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
+        messages: list[Message],
+        tools: list[ToolSchema],
         *,
         max_tokens: int,
         temperature: float = 0.0,
@@ -247,8 +259,8 @@ class GgufModel:
 
     def _complete(
         self,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
+        messages: list[Message],
+        tools: list[ToolSchema],
         max_tokens: int,
         temperature: float,
         options: Mapping[str, Any],
@@ -271,8 +283,8 @@ def _decoded(answer: Any) -> dict[str, Any]:
     return dict(json.loads(answer) if isinstance(answer, str | bytes) else answer)
 
 
-def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """As the OpenAI API has them: the arguments of calls are JSON texts."""
+def _with_text_arguments(message: Message) -> Message:
+    """A message as the OpenAI API has it: the arguments of calls are JSON texts."""
     calls = [
         {
             "id": call.get("id", f"call_{at}"),
@@ -303,9 +315,7 @@ def loaded(path: Path, *, context_length: int, adapter: Path | None = None) -> G
         ) from error
 
 
-def check_answer(
-    model: GgufModel, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
-) -> None:
+def check_answer(model: GgufModel, messages: list[Message], tools: list[ToolSchema]) -> None:
     """Ask once.
 
     Raises:

@@ -41,11 +41,11 @@ def streamed_logits(
 
 @torch.no_grad()
 def logits(model: Any, prompts: Batch) -> torch.Tensor:
-    """Of every token that is none of the padding, one after the other."""
+    """Logits of every token but padding, shape (tokens, vocabulary)."""
     found = model(**prompts, use_cache=False).logits.float()
     return found[prompts["attention_mask"].bool()]
 
 
 def largest_gap(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Between numbers at the same place; NaN if there is one."""
+    """The largest difference between numbers at the same place; NaN if any is NaN."""
     return (one - other).abs().max().item()

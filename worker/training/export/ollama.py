@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 
+from dressage.spec.chat import Message, ToolSchema
 from dressage.spec.status import Reason
 from worker.training.export.answers import ServedAnswer, with_object_arguments
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
 
 log = logging.getLogger(__name__)
 
@@ -47,12 +48,12 @@ class Ollama:
     """
 
     def __init__(self, url: str) -> None:
-        timeout = httpx.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
+        timeout = httpx2.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout, follow_redirects=False)
+        self._http = httpx2.Client(base_url=url, timeout=timeout, follow_redirects=False)
 
     def version(self) -> str:
-        """Of the server."""
+        """The server's version."""
         return str(self._json("GET", "/api/version")["version"])
 
     def has(self, name: str) -> bool:
@@ -64,7 +65,7 @@ class Ollama:
         """Send a file, unless the server has it; the server checks it. Returns its digest."""
         digest = f"sha256:{sha256}"
         path = f"/api/blobs/{digest}"
-        if self._send("HEAD", path, allow=(404,)).status_code == httpx.codes.OK:
+        if self._send("HEAD", path, allow=(404,)).status_code == httpx2.codes.OK:
             progress(f"has {file.name} already")
             return digest
         size = file.stat().st_size
@@ -135,8 +136,8 @@ class Ollama:
     def chat(
         self,
         name: str,
-        messages: list[dict[str, Any]],
-        tools: list[dict[str, Any]],
+        messages: list[Message],
+        tools: list[ToolSchema],
         *,
         think: bool | None,
         options: Mapping[str, Any],
@@ -171,7 +172,7 @@ class Ollama:
                 for line in response.iter_lines():
                     if line.strip():
                         yield json.loads(line)
-        except (httpx.TransportError, ValueError) as error:
+        except (httpx2.TransportError, ValueError) as error:
             raise _unavailable(f"{self.url} broke off: {error or type(error).__name__}") from error
 
     def _json(self, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -183,10 +184,10 @@ class Ollama:
 
     def _send(
         self, method: str, path: str, *, allow: tuple[int, ...] = (), **options: Any
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         try:
             response = self._http.request(method, path, **options)
-        except httpx.TransportError as error:
+        except httpx2.TransportError as error:
             raise _unavailable(
                 f"{self.url} does not answer: {error or type(error).__name__}"
             ) from error
@@ -194,7 +195,7 @@ class Ollama:
             raise self._failure(response)
         return response
 
-    def _failure(self, response: httpx.Response) -> RunFailure:
+    def _failure(self, response: httpx2.Response) -> RunFailure:
         try:
             said = response.json()["error"]
         except (ValueError, KeyError, TypeError):
@@ -204,7 +205,7 @@ class Ollama:
 
 
 def _told(chunks: Iterator[bytes], size: int, progress: Callable[[str], None]) -> Iterator[bytes]:
-    """The same chunks, with a word at every tenth of the whole."""
+    """Pass chunks on, and report every tenth of the whole."""
     sent, said = 0, 0
     for chunk in chunks:
         yield chunk

@@ -10,17 +10,18 @@ import torch
 from peft import PeftModel
 
 from dressage.sandbox.pool import WorkerPool
+from dressage.spec.chat import Message
 from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem, ParityReport
 from dressage.spec.suite import Case
 from worker.training.evaluate import paired_gain
 from worker.training.export.answers import ServedAnswer
 from worker.training.export.served import Chat, Served, ServedEngine, agent_template
-from worker.training.rewards.weighted import Scored, Scorer
-from worker.training.rollout.engine import AgentParts, EpisodeLimits
-from worker.training.rollout.episode import Episode
-from worker.training.rollout.generate import Sampling, TransformersGenerator
-from worker.training.update.model import context_length, end_ids
+from worker.training.model import context_length, end_ids
+from worker.training.rewards.weighted import ScoredRollout, Scorer
+from worker.training.rollout.engine import AgentParts, RolloutLimits
+from worker.training.rollout.rollout import Rollout
+from worker.training.sampler import Sampling, TransformersSampler
 
 SAME_PROMPT = 0.9  # of the cases, else the template is another one
 RUNS_ON = 0.2  # of the first turns, more than in training
@@ -40,8 +41,8 @@ NextToken = Callable[[list[int]], dict[int, float] | None]
 class Reference:
     """What the trained model said as the trainer plays it, and the base below it."""
 
-    episodes: list[Episode]
-    scored: list[Scored]
+    rollouts: list[Rollout]
+    scored: list[ScoredRollout]
     prefixes: list[list[int]]
     next_tokens: list[dict[int, float]]
     base_next_tokens: list[dict[int, float]] | None
@@ -62,7 +63,7 @@ class ParityCheck:
             template=template,
             agent=AgentParts(job.agent.instructions, job.agent.environment, training.seed),
             pool=pool,
-            limits=EpisodeLimits(
+            limits=RolloutLimits(
                 completion_tokens=training.max_completion_length,
                 context_tokens=context_length(model.config),
                 tool_iterations=training.max_tool_iterations,
@@ -75,13 +76,13 @@ class ParityCheck:
 
     def report_model(self, served: str, model: Any) -> ParityReport:
         """Compare another model of this process: the merged one."""
-        episodes = self._play(model)
+        rollouts = self._play(model)
         played = [
             Served(
-                episode,
-                ServedAnswer({}, len(episode.prompt_ids), cut_off=episode.truncated),
+                rollout,
+                ServedAnswer({}, len(rollout.prompt_ids), cut_off=rollout.truncated),
             )
-            for episode in episodes
+            for rollout in rollouts
         ]
         return self._compare(served, played, lambda prefix: _next_token(model, prefix))
 
@@ -100,15 +101,15 @@ class ParityCheck:
         self, served: str, played: Sequence[Served], next_token: NextToken | None
     ) -> ParityReport:
         reference = self._reference
-        scored = self._scorer.score([one.episode for one in played])
+        scored = self._scorer.score([one.rollout for one in played])
         gain = paired_gain(_passed(reference.scored), _passed(scored))
         counted = [
-            one.first.prompt_tokens == len(episode.prompt_ids)
-            for one, episode in zip(played, reference.episodes, strict=True)
+            one.first.prompt_tokens == len(rollout.prompt_ids)
+            for one, rollout in zip(played, reference.rollouts, strict=True)
             if one.first.prompt_tokens is not None
         ]
         cut_off = fmean(one.first.cut_off for one in played)
-        expected_cut_off = fmean(episode.truncated for episode in reference.episodes)
+        expected_cut_off = fmean(rollout.truncated for rollout in reference.rollouts)
         distances = _distances(reference, next_token) if next_token else {}
         problems = []
         if gain and gain.high < 0:
@@ -125,33 +126,33 @@ class ParityCheck:
             pass_rate=gain,
             same_prompt=fmean(counted) if counted else None,
             same_answer=fmean(
-                _same_turn(one, episode)
-                for one, episode in zip(played, reference.episodes, strict=True)
+                _same_turn(one, rollout)
+                for one, rollout in zip(played, reference.rollouts, strict=True)
             ),
             cut_off=cut_off,
             problems=tuple(problems),
             **distances,
         )
 
-    def _play(self, model: Any) -> list[Episode]:
+    def _play(self, model: Any) -> list[Rollout]:
         """Greedily, as the trainer plays."""
-        generate = TransformersGenerator(model, self._tokenizer, Sampling(0.0))
+        generate = TransformersSampler(model, self._tokenizer, Sampling(0.0))
         return self._engine.play([(case, 0) for case in self._cases], generate, self._ends, 0)
 
     def _play_reference(self, model: Any) -> Reference:
-        episodes = self._play(model)
-        scored = self._scorer.score(episodes)
+        rollouts = self._play(model)
+        scored = self._scorer.score(rollouts)
         prefixes = [
-            episode.prompt_ids + episode.completion_ids[:length]
-            for episode in episodes
-            for length in range(min(TOKENS, len(episode.completion_ids)))
+            rollout.prompt_ids + rollout.completion_ids[:length]
+            for rollout in rollouts
+            for length in range(min(TOKENS, len(rollout.completion_ids)))
         ]
         base = None
         if isinstance(model, PeftModel):
             with model.disable_adapter():
                 base = [_next_token(model, prefix) for prefix in prefixes]
         own = [_next_token(model, prefix) for prefix in prefixes]
-        return Reference(episodes, scored, prefixes, own, base)
+        return Reference(rollouts, scored, prefixes, own, base)
 
 
 def _distances(reference: Reference, next_token: NextToken) -> dict[str, float]:
@@ -199,16 +200,16 @@ def _kl(p: dict[int, float], q: dict[int, float]) -> float:
     return max(0.0, known + rest_p * math.log(rest_p / rest_q))
 
 
-def _passed(scored: Sequence[Scored]) -> dict[str, float]:
-    return {s.episode.case.id: float(s.passed) for s in scored if s.reward is not None}
+def _passed(scored: Sequence[ScoredRollout]) -> dict[str, float]:
+    return {s.rollout.case.id: float(s.passed) for s in scored if s.reward is not None}
 
 
-def _same_turn(one: Served, episode: Episode) -> bool:
-    prompt = len([m for m in episode.messages if m["role"] in ("system", "user")])
-    return _essence(one.episode.messages[prompt:]) == _essence(episode.messages[prompt:])
+def _same_turn(one: Served, rollout: Rollout) -> bool:
+    prompt = len([m for m in rollout.messages if m["role"] in ("system", "user")])
+    return _essence(one.rollout.messages[prompt:]) == _essence(rollout.messages[prompt:])
 
 
-def _essence(messages: Sequence[dict[str, Any]]) -> tuple[str, list[Any]] | None:
+def _essence(messages: Sequence[Message]) -> tuple[str, list[Any]] | None:
     """Text and calls of the first assistant message."""
     turn = next((m for m in messages if m["role"] == "assistant"), None)
     if turn is None:

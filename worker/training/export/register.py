@@ -1,4 +1,4 @@
-"""From a file to a name in Ollama, if what is served there is what was trained."""
+"""Registers a file under a name in Ollama, if what is served there is what was trained."""
 
 import hashlib
 import logging
@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from dressage.spec.chat import Message, ToolSchema
 from dressage.spec.event import EventType
 from dressage.spec.export import OllamaExport
 from dressage.spec.status import Reason
@@ -15,10 +16,10 @@ from worker.training.export.agent import TrainedAgent
 from worker.training.export.answers import ServedAnswer, is_empty
 from worker.training.export.ollama import Ollama, full_name
 from worker.training.export.parity import NextToken
-from worker.training.export.spec import ExportRunSpec
-from worker.training.failures import RunFailure
-from worker.training.run_dir import ProducedFile, RunDirectory
-from worker.training.update.model import end_ids
+from worker.training.model import end_ids
+from worker.training.process.failures import RunFailure
+from worker.wire.export_spec import ExportRunSpec
+from worker.wire.run_dir import ProducedFile, RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ def register(
         # As it was trained: Ollama lets a model think that can, unless it is told not to.
         think = spec.job.agent.thinking if "thinking" in capabilities else None
 
-        def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> ServedAnswer:
+        def chat(messages: list[Message], tools: list[ToolSchema]) -> ServedAnswer:
             options = {"temperature": 0.0, "num_predict": limit}
             return server.chat(staging, messages, tools, think=think, options=options)
 

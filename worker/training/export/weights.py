@@ -35,7 +35,7 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         return len(self._where)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of one tensor; of all its numbers, one is read."""
+        """The type of one tensor; only its first row is read."""
         with safe_open(self._where[name], "pt") as tensors:
             return tensors.get_slice(name)[:1].dtype
 

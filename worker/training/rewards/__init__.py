@@ -1,4 +1,4 @@
-"""Episodes in, verdicts and rewards out.
+"""Rollouts in, verdicts and rewards out.
 
 A measure that fails is an infrastructure failure: the reward is missing, never 0.
 """

@@ -1,4 +1,4 @@
-"""The reward of an episode: the weighted sum of what its measures say."""
+"""The reward of a rollout: the weighted sum of what its measures say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, Worker
 from dressage.spec.event import MeasureVerdict
 from dressage.spec.measure import RewardSpec
-from worker.training.rollout.episode import Episode
+from worker.training.rollout.rollout import Rollout
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Scored:
-    """An episode with its verdicts. `reward` is None when a measure failed."""
+class ScoredRollout:
+    """A rollout with its verdicts. `reward` is None when a measure failed."""
 
-    episode: Episode
+    rollout: Rollout
     verdicts: tuple[MeasureVerdict, ...]
     reward: float | None
     passed: bool
@@ -40,16 +40,16 @@ class Scorer:
         self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
         self._runner = MeasureRunner(rewards, pool, timeout=timeout, judge_key=judge_key)
 
-    def score(self, episodes: Sequence[Episode]) -> list[Scored]:
-        """Measure every episode, all side by side, and close their environments."""
-        workers = [episode.worker for episode in episodes]
+    def score(self, rollouts: Sequence[Rollout]) -> list[ScoredRollout]:
+        """Measure every rollout, all side by side, and close their environments."""
+        workers = [rollout.worker for rollout in rollouts]
         try:
-            outcomes = self._runner.run([_context(episode) for episode in episodes], workers)
+            outcomes = self._runner.run([_context(rollout) for rollout in rollouts], workers)
         finally:
             self._close([worker for worker in workers if worker])
         return [
-            self._scored(episode, list(verdicts))
-            for episode, verdicts in zip(episodes, outcomes, strict=True)
+            self._scored(rollout, list(verdicts))
+            for rollout, verdicts in zip(rollouts, outcomes, strict=True)
         ]
 
     def _close(self, workers: list[Worker]) -> None:
@@ -57,24 +57,24 @@ class Scorer:
         for worker in workers:
             worker.kill()
 
-    def _scored(self, episode: Episode, outcomes: list[Outcome]) -> Scored:
+    def _scored(self, rollout: Rollout, outcomes: list[Outcome]) -> ScoredRollout:
         verdicts = verdicts_of(self._rewards, outcomes)
         reward, passed = combined(self._rewards, verdicts)
-        if episode.lost is not None:
-            return Scored(episode, verdicts, None, passed=False)
-        return Scored(episode, verdicts, reward, passed)
+        if rollout.lost is not None:
+            return ScoredRollout(rollout, verdicts, None, passed=False)
+        return ScoredRollout(rollout, verdicts, reward, passed)
 
 
-def _context(episode: Episode) -> MeasureContext:
-    case = episode.case.model_dump(mode="json")
+def _context(rollout: Rollout) -> MeasureContext:
+    case = rollout.case.model_dump(mode="json")
     return MeasureContext(
         input=case["input"],
         expect=case["expect"],
         metadata=case["metadata"],
-        messages=episode.messages,
-        final=AssistantMessage(episode.final_text),
-        tool_calls=episode.tool_calls,
-        stop_reason=str(episode.stop_reason),
+        messages=rollout.messages,
+        final=AssistantMessage(rollout.final_text),
+        tool_calls=rollout.tool_calls,
+        stop_reason=str(rollout.stop_reason),
     )
 
 
@@ -93,3 +93,12 @@ def group_rewards(rewards: Sequence[float | None], size: int) -> list[float | No
 def grouped(items: Sequence[T], size: int) -> list[Sequence[T]]:
     """Cut what lies group after group into its groups."""
     return [items[at : at + size] for at in range(0, len(items), size)]
+
+
+def unscored_message(scored: Sequence[ScoredRollout]) -> str:
+    """Which measure failed on every rollout, and how."""
+    lost = next((s.rollout.lost for s in scored if s.rollout.lost is not None), None)
+    if lost is not None:
+        return f"the environment fails in every rollout: {lost}"
+    failed = next(v for s in scored for v in s.verdicts if v.value is None)
+    return f"the measure {failed.measure!r} fails on every rollout: {failed.reason}"

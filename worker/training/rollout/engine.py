@@ -1,4 +1,4 @@
-"""Plays episodes: generate, run the tools of all episodes at once, go on."""
+"""Plays rollouts: generate, run the tools of all rollouts at once, repeat."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -9,13 +9,14 @@ from typing import Any, Protocol
 from dressage.authoring.measure import ToolCall
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, Worker
+from dressage.spec.chat import FunctionCall, Message
 from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
-from worker.training.failures import RunFailure
-from worker.training.rollout.episode import Episode, StopReason
+from worker.training.process.failures import RunFailure
+from worker.training.process.seeds import derived_seed
+from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.rollout.template import ConversationTemplate
-from worker.training.seeds import derived_seed
 
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]
 
@@ -23,7 +24,7 @@ OPEN_TRIES = 2
 
 
 class Engine(Protocol):
-    """Plays episodes; what the trainer and the evaluation need of it."""
+    """Plays rollouts; what the trainer and the evaluation need of it."""
 
     def play(
         self,
@@ -31,16 +32,16 @@ class Engine(Protocol):
         generate: Generate,
         end_ids: frozenset[int],
         seed: int,
-    ) -> list[Episode]:
-        """Play one episode for each (case, index in its group)."""
+    ) -> list[Rollout]:
+        """Play one rollout for each (case, index in its group)."""
 
-    def prompt_messages(self, case: Case) -> list[dict[str, Any]]:
-        """The conversation an episode of the case starts from."""
+    def prompt_messages(self, case: Case) -> list[Message]:
+        """The conversation a rollout of the case starts from."""
 
 
 @dataclass(frozen=True)
-class EpisodeLimits:
-    """What one episode may use. Output in characters, timeout in seconds."""
+class RolloutLimits:
+    """What one rollout may use. Output in characters, timeout in seconds."""
 
     completion_tokens: int
     context_tokens: int
@@ -51,7 +52,7 @@ class EpisodeLimits:
 
 @dataclass(frozen=True)
 class AgentParts:
-    """What an episode's conversation starts from."""
+    """What a rollout's conversation starts from."""
 
     instructions: str | None
     environment: str | None
@@ -59,7 +60,7 @@ class AgentParts:
 
 
 class RolloutEngine:
-    """Everything an episode needs except the model."""
+    """Everything a rollout needs except the model."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class RolloutEngine:
         template: ConversationTemplate,
         agent: AgentParts,
         pool: WorkerPool,
-        limits: EpisodeLimits,
+        limits: RolloutLimits,
     ) -> None:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
@@ -78,33 +79,33 @@ class RolloutEngine:
         generate: Generate,
         end_ids: frozenset[int],
         seed: int,
-    ) -> list[Episode]:
-        """Play one episode for each (case, index in its group), all turn by turn together.
+    ) -> list[Rollout]:
+        """Play one rollout for each (case, index in its group), all turn by turn together.
 
-        Environments stay open for the measures; who scores the episodes closes them.
+        Environments stay open for the measures; who scores the rollouts closes them.
         """
-        episodes = [self._opened(*pair) for pair in zip(cases, self._open(cases), strict=True)]
-        for episode in episodes:
-            if episode.lost is not None:  # one masked token: a rollout is never empty
-                episode.stop_reason = StopReason.ENVIRONMENT_LOST
-                episode.append([min(end_ids)], [TokenRole.SCAFFOLD])
-        live = [episode for episode in episodes if episode.stop_reason is None]
+        rollouts = [self._opened(*pair) for pair in zip(cases, self._open(cases), strict=True)]
+        for rollout in rollouts:
+            if rollout.lost is not None:  # one masked token: a rollout is never empty
+                rollout.stop_reason = StopReason.ENVIRONMENT_LOST
+                rollout.append([min(end_ids)], [TokenRole.SCAFFOLD])
+        live = [rollout for rollout in rollouts if rollout.stop_reason is None]
         turn = 0
         while live:
-            prompts = [episode.prompt_ids + episode.completion_ids for episode in live]
-            room = [self._room(episode) for episode in live]
+            prompts = [rollout.prompt_ids + rollout.completion_ids for rollout in live]
+            room = [self._room(rollout) for rollout in live]
             written = generate(prompts, room, derived_seed(seed, turn))
             waiting = []
-            for episode, prefix, ids in zip(live, prompts, written, strict=True):
-                calls = self._take_turn(episode, prefix, ids, end_ids)
+            for rollout, prefix, ids in zip(live, prompts, written, strict=True):
+                calls = self._take_turn(rollout, prefix, ids, end_ids)
                 if calls:
-                    waiting.append((episode, calls))
+                    waiting.append((rollout, calls))
             self._run_tools(waiting)
-            live = [episode for episode, _ in waiting if episode.stop_reason is None]
+            live = [rollout for rollout, _ in waiting if rollout.stop_reason is None]
             turn += 1
-        return episodes
+        return rollouts
 
-    def prompt_messages(self, case: Case, added: str | None = None) -> list[dict[str, Any]]:
+    def prompt_messages(self, case: Case, added: str | None = None) -> list[Message]:
         """The agent's instructions and the case's input as a conversation.
 
         Args:
@@ -114,7 +115,7 @@ class RolloutEngine:
         return case.conversation(self._agent.instructions, added=added)
 
     def _open(self, cases: Sequence[tuple[Case, int]]) -> list[tuple[Worker | None, Outcome]]:
-        """A fresh environment for each episode, reset; one that fails is tried once more."""
+        """A fresh environment for each rollout, reset; one that fails is tried once more."""
         if self._agent.environment is None:
             return [(None, Outcome())] * len(cases)
         opened: list[tuple[Worker | None, Outcome]] = [(None, Outcome())] * len(cases)
@@ -144,7 +145,7 @@ class RolloutEngine:
 
     def _opened(
         self, pair: tuple[Case, int], environment: tuple[Worker | None, Outcome]
-    ) -> Episode:
+    ) -> Rollout:
         (case, index), (worker, outcome) = pair, environment
         messages = self.prompt_messages(case, outcome.value)
         prompt = self._template.prompt(messages)
@@ -154,7 +155,7 @@ class RolloutEngine:
                 f"case {case.id!r}: its prompt has {len(prompt)} tokens, which leaves no room in "
                 f"the model's context of {self._limits.context_tokens}",
             )
-        return Episode(
+        return Rollout(
             case,
             index,
             messages,
@@ -164,49 +165,49 @@ class RolloutEngine:
         )
 
     def _take_turn(
-        self, episode: Episode, prefix: list[int], ids: list[int], end_ids: frozenset[int]
-    ) -> list[dict[str, Any]]:
+        self, rollout: Rollout, prefix: list[int], ids: list[int], end_ids: frozenset[int]
+    ) -> list[FunctionCall]:
         """Record what the model wrote and return its tool calls, if they are to be run."""
-        episode.append(ids, [TokenRole.ACTION] * len(ids))
+        rollout.append(ids, [TokenRole.ACTION] * len(ids))
         message = self._template.parse(ids, prefix)
-        episode.messages.append(message)
+        rollout.messages.append(message)
         calls = [call["function"] for call in message.get("tool_calls") or []]
         if not ids or ids[-1] not in end_ids:
-            episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
+            rollout.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         elif not calls:
-            episode.stop_reason = StopReason.COMPLETED
-        elif episode.iterations == self._limits.tool_iterations:
-            episode.stop_reason = StopReason.MAX_TOOL_ITERATIONS
-        return [] if episode.stop_reason else calls
+            rollout.stop_reason = StopReason.COMPLETED
+        elif rollout.iterations == self._limits.tool_iterations:
+            rollout.stop_reason = StopReason.MAX_TOOL_ITERATIONS
+        return [] if rollout.stop_reason else calls
 
-    def _run_tools(self, waiting: list[tuple[Episode, list[dict[str, Any]]]]) -> None:
-        """Run the calls of all episodes side by side, then show each episode its results."""
-        results: dict[int, list[ToolCall]] = {id(episode): [] for episode, _ in waiting}
+    def _run_tools(self, waiting: list[tuple[Rollout, list[FunctionCall]]]) -> None:
+        """Run the calls of all rollouts side by side, then show each rollout its results."""
+        results: dict[int, list[ToolCall]] = {id(rollout): [] for rollout, _ in waiting}
         for calls in self._rounds(waiting):
-            for (episode, _), result in zip(calls, self._results(calls), strict=True):
-                results[id(episode)].append(result)
-        for episode, _ in waiting:
-            self._show(episode, results[id(episode)])
+            for (rollout, _), result in zip(calls, self._results(calls), strict=True):
+                results[id(rollout)].append(result)
+        for rollout, _ in waiting:
+            self._show(rollout, results[id(rollout)])
 
     def _rounds(
-        self, waiting: list[tuple[Episode, list[dict[str, Any]]]]
-    ) -> Iterable[list[tuple[Episode, dict[str, Any]]]]:
+        self, waiting: list[tuple[Rollout, list[FunctionCall]]]
+    ) -> Iterable[list[tuple[Rollout, FunctionCall]]]:
         """Calls that may run at the same time: an environment takes one after the other."""
         if self._agent.environment is None:
-            yield [(episode, call) for episode, calls in waiting for call in calls]
+            yield [(rollout, call) for rollout, calls in waiting for call in calls]
             return
         for calls in zip_longest(*(calls for _, calls in waiting)):
             yield [
-                (episode, call)
-                for (episode, _), call in zip(waiting, calls, strict=True)
+                (rollout, call)
+                for (rollout, _), call in zip(waiting, calls, strict=True)
                 if call is not None
             ]
 
-    def _results(self, calls: list[tuple[Episode, dict[str, Any]]]) -> list[ToolCall]:
+    def _results(self, calls: list[tuple[Rollout, FunctionCall]]) -> list[ToolCall]:
         problems = [self._problem(call) for _, call in calls]
         requests: list[tuple[Worker | None, dict[str, Any]]] = [
             (
-                episode.worker,
+                rollout.worker,
                 {
                     "call": "tool",
                     "name": call["name"],
@@ -214,44 +215,44 @@ class RolloutEngine:
                     "max_output": self._limits.tool_output,
                 },
             )
-            for (episode, call), problem in zip(calls, problems, strict=True)
+            for (rollout, call), problem in zip(calls, problems, strict=True)
             if not problem
         ]
         outcomes = iter(self._pool.run(requests, self._limits.tool_timeout))
         results = []
-        for (episode, call), problem in zip(calls, problems, strict=True):
+        for (rollout, call), problem in zip(calls, problems, strict=True):
             arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
             outcome = Outcome() if problem else next(outcomes)
             error = problem or (outcome.message if outcome.failure else None)
             results.append(ToolCall(call["name"], arguments, outcome.value, error))
-            if episode.worker and not episode.worker.alive:
-                episode.lost = f"{call['name']}: {error}"
+            if rollout.worker and not rollout.worker.alive:
+                rollout.lost = f"{call['name']}: {error}"
         return results
 
-    def _show(self, episode: Episode, results: list[ToolCall]) -> None:
-        """Append tool results to an episode's messages and tokens."""
-        episode.tool_calls += results
-        episode.tool_failures += sum(result.error is not None for result in results)
-        episode.iterations += 1
+    def _show(self, rollout: Rollout, results: list[ToolCall]) -> None:
+        """Append tool results to a rollout's messages and tokens."""
+        rollout.tool_calls += results
+        rollout.tool_failures += sum(result.error is not None for result in results)
+        rollout.iterations += 1
         messages = [tool_message(result) for result in results]
         suffix = self._template.tool_suffix(messages)
-        if episode.lost is not None:
-            episode.messages += messages
-            episode.stop_reason = StopReason.ENVIRONMENT_LOST
-        # A result that leaves no room for an answer is not shown: the episode ends before it.
-        elif len(suffix.ids) >= self._room(episode):
-            episode.stop_reason = StopReason.MAX_COMPLETION_LENGTH
+        if rollout.lost is not None:
+            rollout.messages += messages
+            rollout.stop_reason = StopReason.ENVIRONMENT_LOST
+        # A result that leaves no room for an answer is not shown: the rollout ends before it.
+        elif len(suffix.ids) >= self._room(rollout):
+            rollout.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         else:
-            episode.messages += messages
-            episode.append_results(suffix, [result.name for result in results])
+            rollout.messages += messages
+            rollout.append_results(suffix, [result.name for result in results])
 
-    def _room(self, episode: Episode) -> int:
-        """Tokens that an episode may still add: of its budget, and of the model's context."""
-        budget = self._limits.completion_tokens - len(episode.completion_ids)
-        used = len(episode.prompt_ids) + len(episode.completion_ids)
+    def _room(self, rollout: Rollout) -> int:
+        """Tokens that a rollout may still add: of its budget, and of the model's context."""
+        budget = self._limits.completion_tokens - len(rollout.completion_ids)
+        used = len(rollout.prompt_ids) + len(rollout.completion_ids)
         return min(budget, self._limits.context_tokens - used)
 
-    def _problem(self, call: dict[str, Any]) -> str | None:
+    def _problem(self, call: FunctionCall) -> str | None:
         if call["name"] not in self._template.tool_names:
             have = ", ".join(sorted(self._template.tool_names))
             return f"there is no tool {call['name']!r}; the tools are: {have}"
@@ -260,7 +261,7 @@ class RolloutEngine:
         return None
 
 
-def tool_message(result: ToolCall) -> dict[str, Any]:
+def tool_message(result: ToolCall) -> Message:
     """What the model is shown of a call."""
     content = (
         str(result.result)

@@ -5,19 +5,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from dressage.sandbox.pool import WorkerPool
+from dressage.spec.chat import Message
 from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
+from worker.training.process.seeds import derived_seed
 from worker.training.rollout.engine import Generate
-from worker.training.rollout.episode import Episode, StopReason
+from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.rollout.template import ConversationTemplate
-from worker.training.seeds import derived_seed
 
 
 @dataclass(frozen=True)
 class FunctionRollouts:
-    """Plays episodes like `RolloutEngine`, by one call of a rollout function.
+    """Plays rollouts like `RolloutEngine`, by one call of a rollout function.
 
     Attributes:
         name: Of the rollout function.
@@ -41,8 +42,8 @@ class FunctionRollouts:
         generate: Generate,
         end_ids: frozenset[int],
         seed: int,
-    ) -> list[Episode]:
-        """Play one episode for each (case, index in its group).
+    ) -> list[Rollout]:
+        """Play one rollout for each (case, index in its group).
 
         Raises:
             RunFailure: The function failed, or what it returned is unusable.
@@ -58,7 +59,7 @@ class FunctionRollouts:
         value = outcome.value
         said = value["messages"] or [None] * len(prompts)
         return [
-            self._episode(case, index, prompt, prompt_ids, ids, mask, messages, end_ids)
+            self._rollout(case, index, prompt, prompt_ids, ids, mask, messages, end_ids)
             for (case, index), prompt, prompt_ids, ids, mask, messages in zip(
                 cases,
                 prompts,
@@ -70,21 +71,21 @@ class FunctionRollouts:
             )
         ]
 
-    def prompt_messages(self, case: Case) -> list[dict[str, Any]]:
+    def prompt_messages(self, case: Case) -> list[Message]:
         """The agent's instructions and the case's input as a conversation."""
         return case.conversation(self.instructions)
 
-    def _episode(
+    def _rollout(
         self,
         case: Case,
         index: int,
-        prompt: list[dict[str, Any]],
+        prompt: list[Message],
         prompt_ids: list[int],
         ids: list[int],
         mask: list[int],
-        messages: list[dict[str, Any]] | None,
+        messages: list[Message] | None,
         end_ids: frozenset[int],
-    ) -> Episode:
+    ) -> Rollout:
         vocabulary = len(self.template.tokenizer)
         if not prompt_ids or not ids:
             raise self._failed(f"an empty prompt or completion for case {case.id!r}")
@@ -97,7 +98,7 @@ class FunctionRollouts:
         cut = len(ids) > self.completion_tokens
         ids, mask = ids[: self.completion_tokens], mask[: self.completion_tokens]
         ended = not cut and ids[-1] in end_ids
-        return Episode(
+        return Rollout(
             case,
             index,
             [*prompt, *messages],

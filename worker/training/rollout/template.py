@@ -15,10 +15,11 @@ from trl.chat_template_utils import (
     supports_tool_calling,
 )
 
+from dressage.spec.chat import Message, RequestedCall, ToolFunction, ToolSchema
 from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
-from worker.training.failures import RunFailure
-from worker.training.rollout.episode import Origin, Suffix
+from worker.training.process.failures import RunFailure
+from worker.training.rollout.rollout import Origin, Suffix
 
 SENTINEL = "body{}of{}"
 
@@ -37,14 +38,14 @@ class ConversationTemplate:
     def __init__(
         self,
         tokenizer: Any,
-        tools: Sequence[dict[str, Any]],
+        tools: Sequence[ToolFunction],
         *,
         end_ids: frozenset[int] = frozenset(),
         response_template: dict[str, Any] | None = None,
         thinking: bool | None = None,
     ) -> None:
         self._options = {} if thinking is None else {"enable_thinking": thinking}
-        self.tools = [{"type": "function", "function": tool} for tool in tools]
+        self.tools: list[ToolSchema] = [{"type": "function", "function": tool} for tool in tools]
         self.tool_names = {tool["name"] for tool in tools}
         self.tokenizer = tokenizer
         self._ends = [tokenizer.decode([i]) for i in sorted({*end_ids, tokenizer.eos_token_id})]
@@ -89,17 +90,20 @@ class ConversationTemplate:
     def _require_faithful(self) -> None:
         """Play a conversation of two calls; it must be what the template renders as a whole."""
         name = min(self.tool_names)
-        problems = [
-            self._unfaithful(name, thought) for thought in ({}, {"reasoning_content": "so"})
-        ]
+        problems = [self._unfaithful(name, thought) for thought in (None, "so")]
         if all(problems):
             raise RunFailure(Reason.MODEL_UNSUPPORTED, problems[0] or "")
 
-    def _unfaithful(self, name: str, thought: dict[str, str]) -> str | None:
-        call = {"type": "function", "function": {"name": name, "arguments": {"value": "one two"}}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call], **thought}
-        result = {"role": "tool", "name": name, "content": "three"}
-        messages: list[dict[str, Any]] = [{"role": "user", "content": "question"}]
+    def _unfaithful(self, name: str, thought: str | None) -> str | None:
+        call: RequestedCall = {
+            "type": "function",
+            "function": {"name": name, "arguments": {"value": "one two"}},
+        }
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        if thought:
+            turn["reasoning_content"] = thought
+        result: Message = {"role": "tool", "name": name, "content": "three"}
+        messages: list[Message] = [{"role": "user", "content": "question"}]
         stitched = self.prompt(messages)
         for _ in range(2):
             header = self._text(messages, add_generation_prompt=True)
@@ -134,7 +138,7 @@ class ConversationTemplate:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def prompt(self, messages: list[dict[str, Any]]) -> list[int]:
+    def prompt(self, messages: list[Message]) -> list[int]:
         """Token ids up to and including the header of the assistant's turn."""
         ids: list[int] = self.tokenizer.apply_chat_template(
             messages,
@@ -145,19 +149,17 @@ class ConversationTemplate:
         )
         return ids
 
-    def parse(self, ids: list[int], prefix: list[int]) -> dict[str, Any]:
+    def parse(self, ids: list[int], prefix: list[int]) -> Message:
         """The assistant message the model wrote. A broken tool call comes back as text."""
         if self.tools:
-            message: dict[str, Any] = parse_response(
-                self.tokenizer, ids, prefix=prefix, tools=self.tools
-            )
+            message: Message = parse_response(self.tokenizer, ids, prefix=prefix, tools=self.tools)
             return message
         return {
             "role": "assistant",
             "content": self.tokenizer.decode(ids, skip_special_tokens=True),
         }
 
-    def tool_suffix(self, messages: list[dict[str, Any]]) -> Suffix:
+    def tool_suffix(self, messages: list[Message]) -> Suffix:
         """Token ids that bring tool results to the model.
 
         Their bodies are observation, the markup around them is scaffold. Bodies are located by
@@ -224,20 +226,23 @@ class ConversationTemplate:
             self._pieces[names] = [*pieces, rest]
         return self._pieces[names]
 
-    def _body(self, message: dict[str, Any]) -> str:
+    def _body(self, message: Message) -> str:
         """A tool result as this template writes it: plain, trimmed, or as a JSON string."""
         return _between(self._rendered([message]), *self._around((message["name"],)))
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str:
+    def _rendered(self, messages: list[Message]) -> str:
         """What the template writes after the token that ended the assistant's turn."""
-        call = {"type": "function", "function": {"name": messages[0]["name"], "arguments": {}}}
-        turns: list[dict[str, Any]] = [
+        call: RequestedCall = {
+            "type": "function",
+            "function": {"name": messages[0]["name"], "arguments": {}},
+        }
+        turns: list[Message] = [
             {"role": "user", "content": "question"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
         ]
         return self._split(turns, messages)[1]
 
-    def _split(self, turns: list[dict[str, Any]], results: list[dict[str, Any]]) -> tuple[str, str]:
+    def _split(self, turns: list[Message], results: list[Message]) -> tuple[str, str]:
         """A conversation's text up to the end token of its last call, and from there on.
 
         Some templates write the end token in the assistant's turn, some (`<|observation|>`) as the
@@ -257,7 +262,7 @@ class ConversationTemplate:
             )
         return whole[:cut], whole[cut:]
 
-    def _text(self, messages: list[dict[str, Any]], **options: Any) -> str:
+    def _text(self, messages: list[Message], **options: Any) -> str:
         try:
             text: str = self.tokenizer.apply_chat_template(
                 messages, tools=self.tools or None, tokenize=False, **self._options, **options

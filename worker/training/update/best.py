@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from worker.training.run_dir import write_whole
 from worker.training.update import ranks
+from worker.wire.run_dir import write_whole
 
 WEIGHTS, RECORD = "weights.pt", "best.json"
 

@@ -1,13 +1,17 @@
 """What happens between optimizer steps."""
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
+from dressage.spec.event import EventType
 from dressage.spec.status import Reason
-from worker.training.failures import RunFailure
+from worker.training.process.failures import RunFailure
+from worker.wire.run_dir import RunDirectory
 
 
 class EverySteps(TrainerCallback):
@@ -39,7 +43,7 @@ class FiniteGradients(TrainerCallback):
 
 
 class PauseWhen(TrainerCallback):
-    """Stops a run at the end of a step, with a checkpoint to go on from."""
+    """Stops a run at the end of a step, with a checkpoint to continue from."""
 
     def __init__(self, wanted: Callable[[], bool]) -> None:
         self._wanted = wanted
@@ -48,3 +52,38 @@ class PauseWhen(TrainerCallback):
         """Stop if it is wanted, and not over anyway."""
         if state.global_step < state.max_steps and self._wanted():
             control.should_save = control.should_training_stop = True
+
+
+class EventCallback(TrainerCallback):
+    """Turns TRL's log lines into events."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._steps_here = 0
+        self._began = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Steps are timed from here."""
+        self._began = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Say how far the run is."""
+        self._steps_here += 1
+        self._run.emit(
+            EventType.PROGRESS,
+            step=state.global_step,
+            total_steps=state.max_steps,
+            seconds_per_step=(time.monotonic() - self._began) / self._steps_here,
+        )
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        """Write the metrics of the last few steps."""
+        values = {
+            name: value if math.isfinite(value) else None
+            for name, value in (logs or {}).items()
+            if isinstance(value, int | float) and not name.startswith("rewards/")
+        }
+        if "reward" in values:
+            self._run.emit(EventType.METRICS, step=state.global_step, values=values)

@@ -41,7 +41,7 @@ class CollapseDetector:
         return False
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The detector's memory, for a checkpoint."""
         return asdict(self)
 
 

@@ -12,14 +12,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dressage.spec.event import EventType, TokenRole
 from dressage.spec.training import EchoSpec
-from worker.training.rollout.episode import Episode
-from worker.training.run_dir import RunDirectory
+from worker.training.rollout.rollout import Rollout
 from worker.training.update.collapse import CUT, CollapseDetector
 from worker.training.update.echo import (
     cross_entropy_at_one,
     denominator,
     echo_cross_entropy,
 )
+from worker.wire.run_dir import RunDirectory
 
 STATE = "echo_state.json"
 PATTERN_SECONDS = 5.0
@@ -34,14 +34,14 @@ class EchoTerm:
         self._step_losses: list[float] = []
         self.coeff = spec.coeff
 
-    def weights(self, episodes: Sequence[Episode]) -> torch.Tensor:
+    def weights(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
         """Weight of every completion token, (B, T): of what the environment wrote, else 0."""
-        return pad_sequence([torch.tensor(self._row(e)) for e in episodes], batch_first=True)
+        return pad_sequence([torch.tensor(self._row(e)) for e in rollouts], batch_first=True)
 
-    def _row(self, episode: Episode) -> list[float]:
-        ignored = [self._ignored(body) for _, body in episode.observed]
+    def _row(self, rollout: Rollout) -> list[float]:
+        ignored = [self._ignored(body) for _, body in rollout.observed]
         row = []
-        for role, origin in zip(episode.roles, episode.origins, strict=True):
+        for role, origin in zip(rollout.roles, rollout.origins, strict=True):
             if role is TokenRole.SCAFFOLD:
                 weight = float(self._spec.include_scaffold)
             elif role is not TokenRole.OBSERVATION:
@@ -51,7 +51,7 @@ class EchoTerm:
             else:
                 number, at = origin
                 skip = any(start <= at < stop for start, stop in ignored[number])
-                weight = 0.0 if skip else self._tool_weight(episode.observed[number][0])
+                weight = 0.0 if skip else self._tool_weight(rollout.observed[number][0])
             row.append(weight)
         return row
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-def is_dead(rewards: Sequence[float | None]) -> bool:
+def has_no_spread(rewards: Sequence[float | None]) -> bool:
     """Whether a group has rewards that are all the same: its advantages are all zero."""
     return None not in rewards and len(set(rewards)) == 1
 
@@ -23,7 +23,7 @@ class SignalGovernor:
         """Take one step in. Groups that were dropped say nothing."""
         known = [group for group in groups if None not in group]
         if known:
-            self.dead_steps = self.dead_steps + 1 if all(map(is_dead, known)) else 0
+            self.dead_steps = self.dead_steps + 1 if all(map(has_no_spread, known)) else 0
 
     @property
     def exhausted(self) -> bool:

@@ -1,7 +1,7 @@
 """Several processes of one run, one for each GPU: what they tell each other.
 
-Each plays its own part of the rollouts. Whatever decides how the run goes on is gathered first, so
-that all of them decide alike; files of the whole run are written by the first one.
+Each plays its own part of the rollouts. Whatever decides how the run continues is gathered first,
+so that all of them decide alike; files of the whole run are written by the first one.
 """
 
 from typing import Any

@@ -1,0 +1,1 @@
+"""`python -m app.admin.NAME`: run before the service starts; what is wrong is a sentence."""

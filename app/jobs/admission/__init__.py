@@ -1,0 +1,66 @@
+"""May it run? All that can be known about a job before a GPU is used, beyond what its types say.
+
+In: a requested specification. Out: the effective one with its suite, or every problem by field. Not
+here: what the operator allows (app.policy), what exports need (app.exports.checks), and quotas.
+"""
+
+from dataclasses import dataclass
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from app.db.models import SuiteRow
+from app.exceptions import FieldProblem, JobInvalid
+from app.exports.checks import export_problems
+from app.jobs.admission.measures import bad_schemas, unknown_rewards
+from app.jobs.admission.model import model_problems
+from app.jobs.admission.suite import echo_problems, missing_suite, too_few_cases, unknown_names
+from app.policy import AdmissionPolicy
+from app.suites import repository as suites
+from dressage.spec.effective import effective_spec
+from dressage.spec.job import Adjustment, JobSpec
+
+
+@dataclass(frozen=True)
+class AdmittedJob:
+    """A specification that passed every check, and the suite it runs on."""
+
+    spec: JobSpec
+    adjustments: tuple[Adjustment, ...]
+    suite: SuiteRow
+
+
+async def admit(
+    session: AsyncSession, team: str, requested: JobSpec, policy: AdmissionPolicy
+) -> AdmittedJob:
+    """Check all that can be known before a GPU is used.
+
+    Raises:
+        JobInvalid: With every problem found, by field.
+    """
+    suite = await suites.find(session, team, requested.suite)
+    if suite is None:
+        raise missing_suite(requested.suite)
+    spec, adjustments = effective_spec(requested, suite=f"{suite.name}@{suite.version}")
+    problems = [
+        *unknown_names(spec, suite),
+        *unknown_rewards(spec.rewards, suite),
+        *too_few_cases(spec, suite.case_count),
+        *echo_problems(spec, suite),
+        *bad_schemas(spec.rewards),
+        *_needs_gpu(spec),
+        *model_problems(spec.agent, models_dir=policy.models_dir, allowed=policy.allowed_models),
+        *policy.network_problems(spec),
+        *policy.judge_problems(spec.rewards),
+        *await export_problems(session, policy, spec, trained=False),
+    ]
+    if problems:
+        raise JobInvalid.of(problems)
+    return AdmittedJob(spec, adjustments, suite)
+
+
+def _needs_gpu(spec: JobSpec) -> list[FieldProblem]:
+    """What only a GPU can do, asked for without one."""
+    if spec.training.load_in_4bit and spec.resources.gpus == 0:
+        message = "4-bit training needs a CUDA GPU; set resources.gpus to 1, or leave it out"
+        return [FieldProblem(field="training.load_in_4bit", message=message)]
+    return []

@@ -1,0 +1,132 @@
+"""What can be known about a model without loading it: is it there, and fit for tools."""
+
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from app.exceptions import FieldProblem
+from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
+from dressage.spec.agent import AgentSpec
+
+FIELD = "agent.model"
+TOOL_NAME, TOOL_RESULT = "tool_name_7f3a", "tool_result_91bc"
+
+
+def model_problems(
+    agent: AgentSpec, *, models_dir: Path | None, allowed: list[str] | None
+) -> list[FieldProblem]:
+    """Everything wrong with the agent's model.
+
+    Hub models are looked at by the worker, before the GPU is used.
+
+    Args:
+        agent: The agent.
+        models_dir: If set, model directories lie below it.
+        allowed: If set, the only hub names that may be used.
+    """
+    name = agent.model
+    if not name.startswith(("/", ".", "~")):
+        if name.count("/") > 1 or not name.replace("/", ""):
+            return [_problem(f"{name!r} is neither `Org/Name` nor a path")]
+        if allowed is not None and name not in allowed:
+            return [_problem(f"the operator allows only: {', '.join(allowed)}")]
+        return []
+    if not name.startswith("/"):
+        return [_problem(f"{name!r} is relative; give the absolute path of the model directory")]
+    path = Path(name).resolve()
+    if models_dir and not path.is_relative_to(models_dir.resolve()):
+        return [_problem(f"model directories lie below {models_dir}")]
+    if not (path / "config.json").is_file():
+        return [_problem(f"there is no model at {name!r} (no config.json)")]
+    template = _chat_template(path)
+    if template is None:
+        return [_problem("the model's tokenizer has no chat template")]
+    if not (agent.tools or agent.environment):
+        return []
+    problem = _tool_problem(template, has_parser=_has_response_template(path, agent))
+    return [_problem(problem)] if problem else []
+
+
+def _problem(message: str) -> FieldProblem:
+    return FieldProblem(field=FIELD, message=message)
+
+
+def _chat_template(path: Path) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text()
+    config = path / "tokenizer_config.json"
+    template = json.loads(config.read_bytes()).get("chat_template") if config.is_file() else None
+    if isinstance(template, list):  # named templates
+        template = next((t["template"] for t in template if t["name"] == "default"), None)
+    return template
+
+
+def _has_response_template(path: Path, agent: AgentSpec) -> bool:
+    config = path / "tokenizer_config.json"
+    own = json.loads(config.read_bytes()).get("response_template") if config.is_file() else None
+    return bool(agent.response_template or own)
+
+
+@lru_cache(maxsize=100)  # a template is slow to compile, and few are used
+def _tool_problem(template: str, *, has_parser: bool) -> str | None:
+    """Why an agent with tools cannot be trained with this chat template."""
+    call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"a": "b"}}}
+    turn = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "so"}
+    result = {"role": "tool", "name": TOOL_NAME, "content": TOOL_RESULT}
+    messages = [{"role": "user", "content": "question"}, turn, result]
+    render = _renderer(template)
+    try:
+        short = render(messages, add_generation_prompt=False)
+        longer = render([*messages, turn, result], add_generation_prompt=True)
+    except (TemplateError, TypeError):
+        short = longer = ""
+    if TOOL_NAME not in short or TOOL_RESULT not in short:
+        return (
+            "the model's chat template cannot render tools, but the agent has some; choose a model "
+            "with a tool template, or an agent without tools"
+        )
+    fingerprint = template_fingerprint(template)
+    if not has_parser and fingerprint not in PARSED:
+        return (
+            "the tool calls of the model's chat template cannot be parsed: the template is none "
+            "of the known ones; give agent.response_template"
+        )
+    if longer.startswith(short) or fingerprint in REPLACED:
+        return None
+    at = next(i for i, (a, b) in enumerate(zip(short, longer + "\0", strict=False)) if a != b)
+    return (
+        "the model's chat template rewrites earlier turns when a conversation goes on, so what is "
+        f"trained would not be what is served: {short[at : at + 40]!r} becomes "
+        f"{longer[at : at + 40]!r} after {short[max(0, at - 40) : at]!r}"
+    )
+
+
+def _renderer(template: str) -> Callable[..., str]:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda _: "today"
+    compiled = environment.from_string(template)
+
+    def render(messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+        return compiled.render(
+            messages=messages,
+            add_generation_prompt=add_generation_prompt,
+            bos_token="",
+            eos_token="",
+        )
+
+    return render
+
+
+def _refuse(message: str) -> Any:
+    raise TemplateError(message)

@@ -1,0 +1,1 @@
+"""Keys and the audit trail, as the API shows them. Who asks is found out in app.auth."""

@@ -1,0 +1,57 @@
+"""What the operator lets a job do."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.exceptions import FieldProblem
+from dressage.spec.export import OllamaExport
+from dressage.spec.job import JobSpec
+from dressage.spec.measure import LlmJudge, RewardSpec
+
+
+@dataclass(frozen=True)
+class AdmissionPolicy:
+    """The part of the settings that jobs are checked against.
+
+    Attributes:
+        models_dir: If set, model directories lie below it.
+        allowed_models: If set, the only hub names that may be used.
+        allow_network: Whether suites' code may use the network when a job asks.
+        judge_urls: Base URLs of the endpoints that judges may use, without a slash at the end.
+        ollama_urls: Servers that models may be registered in; the first is the default.
+    """
+
+    models_dir: Path | None
+    allowed_models: list[str] | None
+    allow_network: bool
+    judge_urls: tuple[str, ...]
+    ollama_urls: tuple[str, ...] = ()
+
+    def network_problems(self, spec: JobSpec) -> list[FieldProblem]:
+        """A job whose code wants the network that the operator does not give."""
+        if not spec.resources.network or self.allow_network:
+            return []
+        message = "the operator does not let suites' code use the network"
+        return [FieldProblem(field="resources.network", message=message)]
+
+    def judge_problems(self, rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
+        """Judges at addresses that are not allowed."""
+        allowed = ", ".join(self.judge_urls) or "none; set DRESSAGE_JUDGE_URLS"
+        return [
+            FieldProblem(
+                field=f"rewards.{at}.measure.base_url",
+                message=f"the operator does not allow judges there; allowed: {allowed}",
+            )
+            for at, reward in enumerate(rewards)
+            if isinstance(reward.measure, LlmJudge)
+            and reward.measure.base_url.rstrip("/") not in self.judge_urls
+        ]
+
+    def ollama_problems(self, export: OllamaExport, field: str) -> list[FieldProblem]:
+        """An Ollama server that is not allowed, or none at all."""
+        allowed = ", ".join(self.ollama_urls) or "none; set DRESSAGE_OLLAMA_URLS"
+        if self.ollama_urls and (export.server or self.ollama_urls[0]) in self.ollama_urls:
+            return []
+        message = f"the operator does not allow this Ollama server; allowed: {allowed}"
+        return [FieldProblem(field=field, message=message)]

@@ -1,1 +1,0 @@
-"""Who runs what: claims with leases, heartbeats, expiry, and the doorbell."""

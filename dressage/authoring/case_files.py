@@ -1,0 +1,207 @@
+"""Files of cases: JSONL, JSON, CSV or Parquet in; cases out, or every line that is wrong."""
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from dressage.authoring.errors import Problem, SuiteError
+from dressage.spec.base import JSON_NUL
+from dressage.spec.suite import Case
+
+PARQUET_MAGIC = b"PAR1"
+CASE_FIELDS = ("id", "input", "expect", "metadata")
+MAX_LINE = 4 * 1024 * 1024
+Numbered = list[tuple[int, Any]]  # records, each with the line or position it came from
+
+
+@dataclass(frozen=True)
+class FieldMapping:
+    """Which columns of a foreign dataset become `input` and `expect`.
+
+    Attributes:
+        input_field: The column that becomes `input`.
+        expect_fields: The columns collected into the `expect` object. Other columns go to
+            `metadata`.
+    """
+
+    input_field: str
+    expect_fields: tuple[str, ...] = ()
+
+    def apply(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """One foreign record in our shape.
+
+        Raises:
+            KeyError: A named column is missing.
+        """
+        used = {self.input_field, *self.expect_fields, "id"}
+        mapped: dict[str, Any] = {
+            "input": record[self.input_field],
+            "expect": {name: record[name] for name in self.expect_fields},
+            "metadata": {name: value for name, value in record.items() if name not in used},
+        }
+        if "id" in record:
+            mapped["id"] = str(record["id"])
+        return mapped
+
+
+def parse_records(
+    records: Iterable[Mapping[str, Any]], mapping: FieldMapping | None
+) -> tuple[Case, ...]:
+    """Cases of plain dictionaries.
+
+    Raises:
+        SuiteError: Any record is not a case; all of them are reported.
+    """
+    return _cases(list(enumerate(records, start=1)), mapping, file=None)
+
+
+def parse_cases(
+    data: bytes, *, csv_text: bool, file: str | None, mapping: FieldMapping | None
+) -> tuple[Case, ...]:
+    """Cases of a file whose format is recognised by its content.
+
+    Args:
+        data: The file.
+        csv_text: Whether it is CSV, which content does not show.
+        file: Its name inside an archive, for messages.
+        mapping: For foreign columns.
+
+    Raises:
+        SuiteError: Something in it is wrong.
+    """
+    if data.startswith(PARQUET_MAGIC):
+        return _cases(list(enumerate(_parquet_rows(data, file), start=1)), mapping, file)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise SuiteError([Problem("not UTF-8 text", file, line)]) from None
+    if csv_text:
+        rows = csv.DictReader(io.StringIO(text), strict=True)
+        try:
+            numbered = [(rows.line_num, row) for row in rows]
+        except csv.Error as error:
+            raise SuiteError([Problem(f"broken CSV: {error}", file, rows.line_num)]) from None
+        return _cases(numbered, mapping, file)
+    if text.lstrip().startswith("["):
+        try:
+            records = _json(text)
+        except ValueError as error:
+            line_number = error.lineno if isinstance(error, json.JSONDecodeError) else None
+            raise SuiteError([Problem(_broken(error), file, line_number)]) from None
+        return _cases(list(enumerate(records, start=1)), mapping, file)
+    return _parse_jsonl(text, file, mapping)
+
+
+def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
+    """Rows of a Parquet file; columns that hold nothing in a row are left out of it."""
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import read_table
+    except ImportError:
+        raise SuiteError([Problem("reading Parquet needs the package pyarrow", file)]) from None
+    try:
+        plain = _json(json.dumps(read_table(io.BytesIO(data)).to_pylist(), default=str))
+    except (ArrowException, OSError, ValueError) as error:
+        raise SuiteError([Problem(f"broken Parquet: {error}", file)]) from None
+    return [{name: value for name, value in row.items() if value is not None} for row in plain]
+
+
+def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> tuple[Case, ...]:
+    numbered, problems = [], []
+    for line, content in enumerate(text.split("\n"), start=1):
+        if not content.strip():
+            continue
+        if len(content) > MAX_LINE:
+            problems.append(Problem(f"the line is longer than {MAX_LINE} characters", file, line))
+            continue
+        try:
+            numbered.append((line, _json(content)))
+        except ValueError as error:
+            problems.append(Problem(_broken(error), file, line))
+    try:
+        cases = _cases(numbered, mapping, file) if numbered or not problems else ()
+    except SuiteError as error:
+        problems += error.problems
+    if problems:
+        raise SuiteError(sorted(problems, key=lambda problem: problem.line or 0))
+    return cases
+
+
+def _json(text: str) -> Any:
+    """Strict JSON: no NaN, no depth that recursion cannot follow.
+
+    Raises:
+        ValueError: It is not JSON.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _broken(error: ValueError) -> str:
+    """What is wrong with a JSON text, and in which column; its line is told beside it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"broken JSON: {error.msg} (column {error.colno})"
+    return f"broken JSON: {error}"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _cases(numbered: Numbered, mapping: FieldMapping | None, file: str | None) -> tuple[Case, ...]:
+    cases: list[Case] = []
+    problems: list[Problem] = []
+    first_line: dict[str, int] = {}
+    for line, record in numbered:
+        try:
+            case = _case(record, mapping)
+        except ValueError as error:
+            problems.append(Problem(str(error), file, line))
+            continue
+        if case.id in first_line:
+            same = f"the case of line {first_line[case.id]} again (id {case.id!r})"
+            problems.append(Problem(same, file, line))
+            continue
+        first_line[case.id] = line
+        cases.append(case)
+    if not numbered:
+        problems.append(Problem("the suite has no cases", file))
+    if problems:
+        raise SuiteError(problems)
+    return tuple(cases)
+
+
+def _case(record: Any, mapping: FieldMapping | None) -> Case:
+    if not isinstance(record, Mapping):
+        raise ValueError(f"a case is an object, not {type(record).__name__}")
+    if mapping:
+        try:
+            record = mapping.apply(record)
+        except KeyError as error:
+            raise ValueError(f"there is no field {error.args[0]!r}") from None
+    unknown = sorted(str(key) for key in set(record) - set(CASE_FIELDS))
+    if unknown:
+        raise ValueError(
+            f"unknown field {', '.join(unknown)}: a case has {', '.join(CASE_FIELDS)}; map foreign "
+            "datasets with input_field and expect_fields"
+        )
+    # Postgres and every chat template choke on NUL and lone surrogates: refuse them at the door.
+    text = json.dumps(record, ensure_ascii=False, sort_keys=True, default=str)
+    if JSON_NUL.search(text) or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("the text has a NUL character or an unpaired surrogate")
+    given = {"id": hashlib.sha256(text.encode()).hexdigest()[:12], **record}
+    try:
+        return Case.model_validate(given)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

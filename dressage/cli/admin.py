@@ -1,0 +1,167 @@
+"""What operators do: keys, teams, usage, audit."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dressage.cli.console import WHOLE, Url, console, errors, friendly
+from dressage.client import Client
+from dressage.client.client import DEFAULT_URL
+from dressage.client.config import store_key, stored_key
+from dressage.spec.team import KeySpec, Role, UsageBy
+
+app = typer.Typer()
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
+teams = typer.Typer(no_args_is_help=True, help="Teams that share the GPUs, and their limits.")
+app.add_typer(keys, name="keys")
+app.add_typer(teams, name="teams")
+
+
+@app.command()
+def usage(
+    url: Url = DEFAULT_URL,
+    by: UsageBy = UsageBy.TEAM,
+    since: Annotated[datetime | None, typer.Option(help="30 days ago unless given.")] = None,
+    csv: Annotated[bool, typer.Option(help="Print CSV.")] = False,
+) -> None:
+    """Show GPU time by team, job or attempt."""
+    with friendly(), Client(url) as client:
+        start = since.astimezone().isoformat() if since else None
+        if csv:
+            print(client.usage_csv(by=by, since=start), end="")  # noqa: T201  for other programs
+            return
+        table = Table("team", WHOLE("job"), "attempts", "GPU hours", "hours")
+        for row in client.usage(by=by, since=start).items:
+            table.add_row(
+                row.team,
+                f"{row.job_id or ''}{f' #{row.attempt}' if row.attempt else ''}",
+                str(row.attempts),
+                f"{row.gpu_seconds / 3600:.2f}",
+                f"{row.seconds / 3600:.2f}",
+            )
+        console.print(table)
+
+
+@app.command()
+def audit(url: Url = DEFAULT_URL) -> None:
+    """Show who changed what, newest first."""
+    with friendly(), Client(url) as client:
+        table = Table("time", "team", WHOLE("key"), "action", "on")
+        for entry in client.audit().items:
+            time = entry.time.strftime("%Y-%m-%d %H:%M:%S")
+            table.add_row(time, entry.team, entry.key_id, entry.action, escape(entry.target))
+        console.print(table)
+
+
+@keys.command("create")
+def create_key(
+    team: Annotated[str, typer.Option(help="Whose key it is.")],
+    role: Role = Role.SUBMITTER,
+    name: Annotated[str, typer.Option(help="Who or what uses it.")] = "",
+    expires: Annotated[datetime | None, typer.Option(help="When it ends.")] = None,
+    requests_per_minute: int | None = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make a key. It is shown once."""
+    with friendly(), Client(url) as client:
+        made = client.create_key(
+            KeySpec(
+                team=team,
+                role=role,
+                name=name,
+                expires_at=expires.astimezone() if expires else None,
+                requests_per_minute=requests_per_minute,
+            )
+        )
+        errors.print(f"{made.id}: shown once, keep it", highlight=False)
+        print(made.secret)  # noqa: T201  alone on its line, for other programs
+
+
+@keys.command("list")
+def list_keys(url: Url = DEFAULT_URL) -> None:
+    """List keys, newest first."""
+    with friendly(), Client(url) as client:
+        table = Table(WHOLE("id"), "team", "role", "name", "begins with", "state")
+        for key in client.keys().items:
+            state = "revoked" if key.revoked_at else "valid"
+            if key.expires_at and not key.revoked_at:
+                state = f"until {key.expires_at:%Y-%m-%d %H:%M}"
+            table.add_row(key.id, key.team, key.role, escape(key.name), key.prefix, state)
+        console.print(table)
+
+
+@keys.command("revoke")
+def revoke_key(key_id: str, url: Url = DEFAULT_URL) -> None:
+    """End a key, for good."""
+    with friendly(), Client(url) as client:
+        client.revoke_key(key_id)
+        console.print(f"{key_id} is revoked", highlight=False)
+
+
+@keys.command("use")
+def use_key(
+    key: Annotated[str, typer.Argument(help="The secret, `drs_…`.")], url: Url = DEFAULT_URL
+) -> None:
+    """Keep a key in the config file, for this service."""
+    console.print(f"kept in {store_key(url, key)}", highlight=False, soft_wrap=True)
+
+
+@keys.command("show")
+def show_key(url: Url = DEFAULT_URL) -> None:
+    """Print the key that commands use for this service."""
+    key = stored_key(url)
+    if key is None:
+        errors.print(f"no key for {url}; keep one with `dressage keys use`", highlight=False)
+        raise typer.Exit(1)
+    print(key)  # noqa: T201  for other programs
+
+
+@teams.command("set")
+def set_team(
+    name: str,
+    weight: float = 1.0,
+    max_running_gpus: int | None = None,
+    max_queued_jobs: int | None = None,
+    gpu_hours_per_day: float | None = None,
+    gpu_hours_per_month: float | None = None,
+    max_storage_gb: float | None = None,
+    keep_files_days: float | None = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make a team, or give it other limits; what is left out has no limit."""
+    limits = {
+        "weight": weight,
+        "max_running_gpus": max_running_gpus,
+        "max_queued_jobs": max_queued_jobs,
+        "gpu_seconds_per_day": None if gpu_hours_per_day is None else gpu_hours_per_day * 3600,
+        "gpu_seconds_per_month": (
+            None if gpu_hours_per_month is None else gpu_hours_per_month * 3600
+        ),
+        "max_storage_bytes": None if max_storage_gb is None else int(max_storage_gb * 1e9),
+        "keep_files_days": keep_files_days,
+    }
+    with friendly(), Client(url) as client:
+        console.print(f"team {client.put_team(name, limits).name} is set", highlight=False)
+
+
+@teams.command("list")
+def list_teams(url: Url = DEFAULT_URL) -> None:
+    """List teams with their limits and what they use now."""
+    with friendly(), Client(url) as client:
+        table = Table("team", "weight", "running GPUs", "queued jobs", "storage")
+        for team in client.teams():
+            table.add_row(
+                team.name,
+                f"{team.weight:g}",
+                _of(team.running_gpus, team.max_running_gpus),
+                _of(team.queued_jobs, team.max_queued_jobs),
+                f"{team.storage_bytes / 1e9:.2f} GB",
+            )
+        console.print(table)
+
+
+def _of(used: int, limit: int | None) -> str:
+    return str(used) if limit is None else f"{used} of {limit}"

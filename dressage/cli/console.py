@@ -1,0 +1,40 @@
+"""What all commands share: the terminal, the service's address, and errors as sentences."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column
+
+from dressage.authoring.errors import AuthoringError
+from dressage.client import ApiError, DownloadCorrupt, ServiceUnreachable
+
+WHOLE = partial(Column, no_wrap=True)  # of what is copied into the next command
+
+console = Console()
+errors = Console(stderr=True)
+
+Url = Annotated[
+    str, typer.Option(envvar="DRESSAGE_URL", help="Address of the service.", show_default=True)
+]
+
+
+@contextmanager
+def friendly() -> Iterator[None]:
+    """Errors as sentences, never as a stack trace."""
+    try:
+        yield
+    except ApiError as error:
+        errors.print(f"[red]refused ({error.code}):[/red] {escape(error.detail)}", highlight=False)
+        for problem in error.errors[1:]:
+            line = f" line {problem['line']}" if problem.get("line") else ""
+            place = f"{problem.get('field') or ''}{line}"
+            errors.print(f"  {escape(place)}: {escape(problem['message'])}", highlight=False)
+        raise typer.Exit(1) from None
+    except (ServiceUnreachable, DownloadCorrupt, AuthoringError) as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        raise typer.Exit(1) from None

@@ -1,0 +1,194 @@
+"""Jobs: submit, follow, change, export, download."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from dressage.archive import unpack_tar
+from dressage.cli.console import WHOLE, Url, console, errors, friendly
+from dressage.cli.exporting import export_spec, follow_export, show_parity
+from dressage.cli.history import pull_history
+from dressage.cli.watching import watch_job
+from dressage.client import Client
+from dressage.client.client import DEFAULT_URL
+from dressage.spec.job import Job
+from dressage.spec.status import TERMINAL, ExportStatus, JobStatus
+
+app = typer.Typer()
+
+
+@app.command()
+def submit(
+    spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
+    url: Url = DEFAULT_URL,
+    watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Check everything, store nothing.")] = False,
+    idempotency_key: Annotated[str | None, typer.Option(help="Submit at most once.")] = None,
+) -> None:
+    """Put a job into the queue.
+
+    A model path that starts with a dot is taken relative to the specification's file.
+    """
+    with friendly(), Client(url) as client:
+        content = _read_spec(spec)
+        if dry_run:
+            checked = client.check(content)
+            console.print_json(checked.model_dump_json())
+            return
+        job = client.submit(content, idempotency_key=idempotency_key)
+        for change in job.adjustments:
+            console.print(f"adjusted {change.field}: {change.requested} → {change.effective}")
+            console.print(f"  [dim]{escape(change.reason)}[/dim]", highlight=False)
+        console.print(job.id, highlight=False)
+        if watch:
+            _exit_by_status(watch_job(client, job.id, console))
+
+
+@app.command()
+def watch(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Follow a job to its end: progress, reward, loss, pass rate."""
+    with friendly(), Client(url) as client:
+        _exit_by_status(watch_job(client, job_id, console))
+
+
+@app.command()
+def jobs(
+    url: Url = DEFAULT_URL,
+    status: JobStatus | None = None,
+    name: str | None = None,
+    limit: int = 20,
+) -> None:
+    """List jobs, newest first."""
+    with friendly(), Client(url) as client:
+        table = Table(WHOLE("id"), "name", "status", "step", "reward", "created")
+        for job in client.jobs(status=status, name=name, limit=limit).items:
+            progress = job.progress
+            table.add_row(
+                job.id,
+                escape(job.name),
+                job.status,
+                f"{progress.step}/{progress.total_steps or '?'}",
+                "" if progress.reward is None else f"{progress.reward:.3f}",
+                job.created_at.strftime("%Y-%m-%d %H:%M"),
+            )
+        console.print(table)
+
+
+@app.command()
+def cancel(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """End a job; its files and history stay."""
+    with friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.cancel(job_id).status}", highlight=False)
+
+
+@app.command()
+def pause(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Set a job aside after its current step, with a checkpoint."""
+    with friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.pause(job_id).status}", highlight=False)
+
+
+@app.command()
+def resume(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Continue a paused job from its newest checkpoint."""
+    with friendly(), Client(url) as client:
+        console.print(f"{job_id} is {client.resume(job_id).status}", highlight=False)
+
+
+@app.command()
+def retry(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Submit a failed or cancelled job again, as a new one."""
+    with friendly(), Client(url) as client:
+        console.print(client.retry(job_id).id, highlight=False)
+
+
+@app.command()
+def delete(job_id: str, url: Url = DEFAULT_URL) -> None:
+    """Remove an ended job: history, rollouts and files."""
+    with friendly(), Client(url) as client:
+        client.delete(job_id)
+
+
+@app.command()
+def export(
+    job_id: str,
+    type: Annotated[str, typer.Argument(help="merged, gguf, gguf_adapter or ollama.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(help="name=value, as quantization=q4_k_m parity_cases=16 checkpoint=40."),
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Make another file of a trained job, or try one again that failed."""
+    with friendly(), Client(url) as client:
+        made = client.export(job_id, export_spec(type, options or []))
+        if not wait:
+            console.print(f"{made.name} {made.status}", highlight=False)
+            return
+        made = follow_export(client, job_id, made, console)
+        if made.result:
+            show_parity(made.result.parity, console)
+        if made.status is not ExportStatus.SUCCEEDED:
+            raise typer.Exit(1)
+
+
+@app.command()
+def preflight(
+    spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Look whether a job can learn, without training it."""
+    with friendly(), Client(url) as client:
+        job = client.preflight(_read_spec(spec))
+        console.print(job.id, highlight=False)
+        _exit_by_status(watch_job(client, job.id, console))
+
+
+@app.command()
+def pull(
+    job_id: str,
+    to: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),
+    unpack: Annotated[bool, typer.Option(help="Unpack adapter and model archives.")] = True,
+    history: Annotated[
+        bool, typer.Option(help="Also metrics, evaluations, rollouts and the job itself.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Download a job's files and check them. Broken downloads are continued."""
+    with friendly(), Client(url) as client:
+        for path in pull_history(client, job_id, to) if history else ():
+            console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
+        files = client.artifacts(job_id)
+        if not files and not history:
+            errors.print(f"{job_id} has no files ({client.job(job_id).status})", highlight=False)
+            raise typer.Exit(1)
+        for file in files:
+            path = client.download(job_id, file, to)
+            console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
+            if unpack and path.suffix == ".tar":
+                unpack_tar(path, to)
+
+
+def _read_spec(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is not JSON: {error}") from None
+    agent = content.get("agent") if isinstance(content, dict) else None
+    if isinstance(agent, dict) and str(agent.get("model", "")).startswith("."):
+        agent["model"] = str((path.parent / agent["model"]).resolve())
+    return dict(content) if isinstance(content, dict) else {"spec": content}
+
+
+def _exit_by_status(job: Job) -> None:
+    if job.status is JobStatus.PAUSED or (
+        job.status in TERMINAL and job.status is not JobStatus.SUCCEEDED
+    ):
+        raise typer.Exit(1)

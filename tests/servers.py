@@ -1,0 +1,109 @@
+"""Real servers: PostgreSQL and Valkey on unix sockets, one database per test; and the API on them.
+
+Everything heavy is imported where it is used: tests that need no server do not load one.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import pytest
+
+# Of team `default`, in every test's database.
+KEYS = {role: f"drs_{role}_of_the_tests" for role in ("operator", "submitter", "viewer")}
+
+
+@pytest.fixture(scope="session")
+def servers():
+    """PostgreSQL, with a migrated template database, and Valkey."""
+    from dressage.local.servers import EmbeddedDatabases
+
+    # Not below pytest's own folder: as root the servers run as another user, who cannot get there.
+    root = Path(tempfile.mkdtemp(prefix="dressage-tests-"))
+    root.chmod(0o711)
+    with EmbeddedDatabases(root) as databases:
+        _prepare(databases, root)
+        yield databases
+    shutil.rmtree(root)
+
+
+def _prepare(databases, root):
+    import psycopg
+
+    urls = databases.postgres.url, databases.valkey.url
+    environment = {**os.environ, **service_environment(*urls, root)}
+    subprocess.run([sys.executable, "-m", "app.admin.migrate"], env=environment, check=True)
+    with psycopg.connect(databases.postgres.url) as connection:
+        for role, key in KEYS.items():
+            connection.execute(
+                "INSERT INTO keys (id, team, name, role, prefix, sha256) "
+                "VALUES (%s, 'default', '', %s, %s, %s)",
+                (f"key_{role}", role, key[:12], hashlib.sha256(key.encode()).hexdigest()),
+            )
+
+
+def service_environment(database_url, redis_url, folder):
+    return {
+        "DRESSAGE_DATABASE_URL": database_url,
+        "DRESSAGE_REDIS_URL": redis_url,
+        "DRESSAGE_STORAGE": str(folder / "artifacts"),
+        "DRESSAGE_RUNS_DIR": str(folder / "runs"),
+    }
+
+
+@pytest.fixture
+def database_url(servers):
+    """A fresh database, built by the migrations."""
+    import psycopg
+
+    url = servers.postgres.url
+    name = f"test_{uuid.uuid4().hex}"
+    admin = url.replace("/dressage?", "/postgres?")
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE dressage")
+    yield url.replace("/dressage?", f"/{name}?")
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def settings(database_url, servers, tmp_path):
+    from app.settings import Settings
+
+    return Settings(
+        database_url=database_url,
+        redis_url=servers.valkey.url,
+        storage=str(tmp_path / "artifacts"),
+        runs_dir=tmp_path / "runs",
+        max_upload_bytes=2_000_000,
+        requests_per_minute=0,
+    )
+
+
+@pytest.fixture
+def api(settings):
+    """The service, asked by an operator."""
+    from fastapi.testclient import TestClient
+
+    from app.main import create_app
+
+    app = create_app(settings)
+    with TestClient(app, raise_server_exceptions=False, headers=bearer("operator")) as client:
+        yield client
+
+
+def bearer(role):
+    return {"Authorization": f"Bearer {KEYS[role]}"}
+
+
+@pytest.fixture
+def suite(api, arithmetic):
+    """The arithmetic suite, uploaded."""
+    response = api.post("/suites", params={"name": "arithmetic"}, content=arithmetic.to_archive())
+    assert response.status_code == 201, response.text
+    return response.json()

@@ -1,0 +1,93 @@
+"""Null agents: what the measures give to those who solve nothing."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+from dressage.spec.job import JobSpec
+from dressage.spec.preflight import NullAgent
+from dressage.spec.suite import Case
+from worker.training.pipeline.parts import Parts
+from worker.training.rewards.weighted import ScoredRollout
+from worker.training.rollout.rollout import Rollout
+
+MANY_WORDS = 400
+GIVEN_FOR_NOTHING = 0.5
+SOME = 0.1
+
+
+def play_null_agents(
+    job: JobSpec, parts: Parts, cases: Sequence[Case], base: Sequence[Rollout]
+) -> tuple[NullAgent, ...]:
+    """Let every null agent answer every case. A rollout function cannot be scripted: none then."""
+    if job.agent.rollout_func:
+        return ()
+    said = {rollout.case.id: rollout.final_text for rollout in base}
+    stuffing = " ".join(dict.fromkeys(_words([case.expect for case in cases])))
+    agents: dict[str, Callable[[Case], str]] = {
+        "empty": lambda _: "",
+        "echo": lambda case: case.conversation(None)[-1]["content"] or "",
+        "stuffing": lambda _: " ".join(stuffing.split()[:MANY_WORDS]),
+        "constant": lambda _: "I do not know.",
+        "truncated": lambda case: said[case.id][: len(said[case.id]) // 3],
+    }
+    return tuple(_played(name, parts, cases, answer) for name, answer in agents.items())
+
+
+def hacked_measures(
+    job: JobSpec, agents: Sequence[NullAgent], base: Sequence[ScoredRollout]
+) -> dict[str, str]:
+    """Measures that a null agent satisfies: by half, or better than the base model does."""
+    found: dict[str, str] = {}
+    for at, reward in enumerate(job.rewards):
+        if reward.weight < 0:
+            continue
+        known = [s.verdicts[at].value for s in base if s.verdicts[at].value is not None]
+        own = fmean(value for value in known if value is not None) if known else 0.0
+        for agent in agents:
+            value = agent.values[reward.name]
+            if value is None or not (value >= GIVEN_FOR_NOTHING or value > max(own, SOME)):
+                continue
+            found.setdefault(
+                reward.name,
+                f"the measure {reward.name!r} gives {value:.2f} to an agent that solves nothing "
+                f"({agent.name}); the base model gets {own:.2f}",
+            )
+    return found
+
+
+def _played(
+    name: str, parts: Parts, cases: Sequence[Case], answer: Callable[[Case], str]
+) -> NullAgent:
+    tokenizer = parts.tokenizer
+    end = min(parts.trainer.sampler(1.0).end_ids)
+
+    def generate(prompts: list[list[int]], limits: list[int], _seed: int) -> list[list[int]]:
+        texts = [answer(case) for case in cases]
+        if len(texts) != len(prompts):  # an environment did not open
+            texts = [""] * len(prompts)
+        written = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        return [[*ids[: limit - 1], end] for ids, limit in zip(written, limits, strict=True)]
+
+    rollouts = parts.engine.play([(case, 0) for case in cases], generate, frozenset([end]), 0)
+    scored = parts.scorer.score(rollouts)
+    rewards = [one.reward for one in scored if one.reward is not None]
+    columns = zip(*(one.verdicts for one in scored), strict=True)
+    values = {
+        verdicts[0].measure: _mean([v.value for v in verdicts if v.value is not None])
+        for verdicts in columns
+    }
+    return NullAgent(name=name, mean_reward=_mean(rewards), values=values)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
+
+
+def _words(value: Any) -> list[str]:
+    """Every text and number inside what cases expect."""
+    if isinstance(value, dict):
+        return _words(list(value.values()))
+    if isinstance(value, list):
+        return [word for item in value for word in _words(item)]
+    return [] if value is None or isinstance(value, bool) else [str(value)]

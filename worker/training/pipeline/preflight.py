@@ -1,0 +1,178 @@
+"""Before training: can this job learn anything, does it fit, how long will it take.
+
+k rollouts of the base model on a sample of cases, one trial update, and null agents against the
+measures.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import torch
+
+from dressage.spec.event import EventType
+from dressage.spec.job import JobSpec
+from dressage.spec.preflight import MemoryEstimate, PreflightReport, TimeEstimate
+from dressage.spec.status import Reason
+from dressage.spec.suite import Case
+from worker.training.pipeline.null_agents import hacked_measures, play_null_agents
+from worker.training.pipeline.parts import Parts
+from worker.training.process.failures import RunFailure
+from worker.training.process.seeds import derived_seed
+from worker.training.rewards.record import rollout_record
+from worker.training.rewards.weighted import ScoredRollout, grouped
+from worker.wire.run_dir import RunDirectory
+
+NAME = "preflight"
+FEW_MIXED, MANY_TRUNCATED, MANY_TOOL_ERRORS = 0.1, 0.2, 0.5
+ALL_TRUNCATED = 0.9
+ENOUGH_GROUPS = 4
+ADAM_BYTES = 8  # two moments in float32 for each trained parameter
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one rollout and of one micro-batch's update."""
+
+    rollout: float
+    update: float
+
+
+def preflight(
+    run: RunDirectory, job: JobSpec, parts: Parts, cases: Sequence[Case]
+) -> PreflightReport:
+    """Look before training starts. The model's weights and the random state are left alone.
+
+    Raises:
+        RunFailure: One update does not fit into memory.
+    """
+    sample = sorted(cases, key=lambda case: derived_seed(job.training.seed, NAME, case.id))
+    sample = sample[: job.preflight.cases]
+    started = time.monotonic()
+    scored = _play(job, parts, sample)
+    rollout_seconds = (time.monotonic() - started) / len(scored)
+    for one in scored:
+        run.emit(EventType.ROLLOUT, **rollout_record(one, NAME, 0))
+    started = time.monotonic()
+    peak = parts.trainer.trial_update([one.rollout for one in scored])
+    timing = Timing(rollout_seconds, time.monotonic() - started)
+    agents = play_null_agents(job, parts, sample, [one.rollout for one in scored])
+    hacked = hacked_measures(job, agents, scored)
+    report = _report(job, parts, scored, peak, timing).model_copy(
+        update={"null_agents": agents, "hackable_measures": tuple(hacked)}
+    )
+    verdict, reasons = judged(report, job)
+    report = report.model_copy(update={"verdict": verdict, "reasons": (*reasons, *hacked.values())})
+    if hacked and report.verdict == "go":
+        report = report.model_copy(update={"verdict": "warn"})
+    for sentence in hacked.values():
+        run.emit(EventType.WARNING, code="hackable_measure", message=sentence)
+    return report
+
+
+def _play(job: JobSpec, parts: Parts, sample: Sequence[Case]) -> list[ScoredRollout]:
+    """A whole group for every case, as many side by side as in training."""
+    training = job.training
+    pairs = [(case, index) for case in sample for index in range(training.num_generations)]
+    generate = parts.trainer.sampler(training.temperature)
+    scored: list[ScoredRollout] = []
+    for at, batch in enumerate(grouped(pairs, training.rollouts_per_step)):
+        seed = derived_seed(training.seed, NAME, at * training.rollouts_per_step)
+        rollouts = parts.engine.play(batch, generate, generate.end_ids, seed)
+        scored += parts.scorer.score(rollouts)
+    return scored
+
+
+def _report(
+    job: JobSpec, parts: Parts, scored: Sequence[ScoredRollout], peak: int, timing: Timing
+) -> PreflightReport:
+    training = job.training
+    size = training.num_generations
+    groups = grouped(scored, size)
+    rewards = [one.reward for one in scored if one.reward is not None]
+    rollouts = [one.rollout for one in scored]
+    calls = sum(len(rollout.tool_calls) for rollout in rollouts)
+    seconds = (
+        training.rollouts_per_step * timing.rollout + training.gradient_accumulation * timing.update
+    )
+    steps = parts.trainer.planned_steps
+    return PreflightReport(
+        verdict="go",
+        reasons=(),
+        cases=len(groups),
+        group_size=size,
+        pass_at_1=fmean(one.passed for one in scored),
+        pass_at_k=fmean(any(one.passed for one in group) for group in groups),
+        mean_reward=fmean(rewards) if rewards else None,
+        mixed_groups=fmean(len({one.reward for one in group} - {None}) > 1 for group in groups),
+        unscored=1 - len(rewards) / len(scored),
+        truncated=fmean(rollout.truncated for rollout in rollouts),
+        tool_errors=sum(e.tool_failures for e in rollouts) / calls if calls else 0.0,
+        tool_calls=calls / len(rollouts),
+        completion_tokens=fmean(len(rollout.completion_ids) for rollout in rollouts),
+        memory=_memory(parts, peak),
+        time=TimeEstimate(
+            seconds_per_step=seconds,
+            steps=steps,
+            hours=seconds * steps / 3600,
+            gpu_hours=seconds * steps / 3600 * job.resources.gpus,
+        ),
+        null_agents=(),
+        hackable_measures=(),
+    )
+
+
+def _memory(parts: Parts, peak: int) -> MemoryEstimate:
+    trained = sum(p.numel() for p in parts.trainer.model.parameters() if p.requires_grad)
+    device = parts.trainer.accelerator.device
+    if device.type == "cuda":
+        available = torch.cuda.get_device_properties(device).total_memory
+        name = torch.cuda.get_device_name(device)
+    else:
+        with open("/proc/meminfo") as file:
+            available = int(file.readline().split()[1]) * 1024
+        name = "cpu"
+    return MemoryEstimate(
+        device=name, peak_bytes=peak + ADAM_BYTES * trained, available_bytes=available
+    )
+
+
+def judged(report: PreflightReport, job: JobSpec) -> tuple[str, list[str]]:
+    """Go, warn or stop, with a sentence for each reason."""
+    stops, warnings = [], []
+    if report.mixed_groups == 0 and report.cases >= ENOUGH_GROUPS:
+        every = "every" if report.pass_at_1 == 1 else "no"
+        stops.append(
+            f"none of {report.cases} groups has a spread of rewards ({every} rollout passes): "
+            "there is nothing to learn from; change the cases, the measures, or the temperature"
+        )
+    elif report.mixed_groups < FEW_MIXED:
+        warnings.append(
+            f"only {report.mixed_groups:.0%} of the groups have a spread of rewards; the rest "
+            "teach nothing. More generations per case help, or training.resample_dead_groups"
+        )
+    if report.truncated >= ALL_TRUNCATED and job.training.mask_truncated_completions:
+        stops.append(
+            f"{report.truncated:.0%} of the rollouts are cut at max_completion_length "
+            f"{job.training.max_completion_length} and would be masked; raise it"
+        )
+    elif report.truncated > MANY_TRUNCATED:
+        warnings.append(f"{report.truncated:.0%} of the rollouts are cut; raise the length")
+    if report.unscored:
+        warnings.append(f"a measure fails on {report.unscored:.0%} of the rollouts")
+    if report.tool_errors > MANY_TOOL_ERRORS:
+        warnings.append(f"{report.tool_errors:.0%} of the tool calls fail")
+    if (job.agent.tools or job.agent.environment) and report.tool_calls == 0:
+        warnings.append("the base model calls no tool at all")
+    if report.memory.peak_bytes > report.memory.available_bytes:
+        warnings.append("one update with its optimizer needs more memory than there is")
+    return ("stop" if stops else "warn" if warnings else "go"), [*stops, *warnings]
+
+
+def refuse(report: PreflightReport) -> RunFailure:
+    """The end of a run that cannot learn."""
+    sentences = "; ".join(report.reasons)
+    return RunFailure(
+        Reason.NO_LEARNING_SIGNAL, f"pre-flight says stop: {sentences}. Resume to train anyway"
+    )

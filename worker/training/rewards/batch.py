@@ -1,0 +1,79 @@
+"""The scored rollouts of one generation batch: one shape from the engine to the loss."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dressage.spec.event import TokenRole
+from worker.training.rewards.record import rollout_record
+from worker.training.rewards.weighted import ScoredRollout, group_rewards, grouped
+from worker.training.rollout.rollout import Rollout
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """Rollouts group after group, members next to each other.
+
+    Attributes:
+        scored: As many as the batch has rows.
+        group_size: Rollouts of one case.
+        resampled: How many groups were played in place of others that taught nothing.
+    """
+
+    scored: tuple[ScoredRollout, ...]
+    group_size: int
+    resampled: int = 0
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """The rollouts without their verdicts."""
+        return [scored.rollout for scored in self.scored]
+
+    @property
+    def groups(self) -> list[Sequence[ScoredRollout]]:
+        """The members of each group."""
+        return grouped(self.scored, self.group_size)
+
+    @property
+    def rewards(self) -> list[float | None]:
+        """One a rollout; None for whole groups in which any is missing."""
+        return group_rewards([scored.reward for scored in self.scored], self.group_size)
+
+    @property
+    def reward_groups(self) -> list[Sequence[float | None]]:
+        """The rewards by group."""
+        return grouped(self.rewards, self.group_size)
+
+    def with_groups(self, fresh: Callable[[int], Sequence[ScoredRollout] | None]) -> "RolloutBatch":
+        """A batch in which some groups have others in their place.
+
+        Args:
+            fresh: Given the number of a group, what replaces it; None: it stays.
+        """
+        groups = [(fresh(at), group) for at, group in enumerate(self.groups)]
+        scored = tuple(one for new, old in groups for one in (new or old))
+        resampled = self.resampled + sum(new is not None for new, _ in groups)
+        return replace(self, scored=scored, resampled=resampled)
+
+    def for_trl(self, *, mask_truncated: bool) -> dict[str, Any]:
+        """What TRL's `rollout_func` returns: token ids, and 1 for each token that is trained on.
+
+        Rollouts whose environment was lost are masked; truncated ones, if that is wanted.
+        """
+        masked = [r.lost is not None or (mask_truncated and r.truncated) for r in self.rollouts]
+        return {
+            "prompt_ids": [rollout.prompt_ids for rollout in self.rollouts],
+            "completion_ids": [rollout.completion_ids for rollout in self.rollouts],
+            "logprobs": None,
+            "env_mask": [
+                [int(role is TokenRole.ACTION and not hidden) for role in rollout.roles]
+                for rollout, hidden in zip(self.rollouts, masked, strict=True)
+            ],
+        }
+
+    def records(self, phase: str, step: int, advantages: Sequence[float]) -> list[dict[str, Any]]:
+        """Every rollout as it is stored, with its advantage."""
+        return [
+            rollout_record(scored, phase, step, advantage)
+            for scored, advantage in zip(self.scored, advantages, strict=True)
+        ]

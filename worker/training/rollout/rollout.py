@@ -1,0 +1,103 @@
+"""One rollout while and after it is played."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dressage.authoring.measure import ToolCall
+from dressage.sandbox.process import Worker
+from dressage.spec.chat import Message
+from dressage.spec.event import TokenRole
+from dressage.spec.suite import Case
+
+Origin = tuple[int, int]
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    COMPLETED = "completed"
+    MAX_COMPLETION_LENGTH = "max_completion_length"
+    MAX_TOOL_ITERATIONS = "max_tool_iterations"
+    ENVIRONMENT_LOST = "environment_lost"
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """What comes between two assistant turns.
+
+    Attributes:
+        ids: Token ids.
+        roles: One for each token.
+        origins: For each token of a body: which result it belongs to, and at which character.
+        bodies: The results as the template writes them.
+        escaped: How often markup spelled inside a body was broken up.
+    """
+
+    ids: list[int]
+    roles: list[TokenRole]
+    origins: list[Origin | None]
+    bodies: list[str]
+    escaped: int
+
+
+@dataclass
+class Rollout:
+    """A rollout in the making.
+
+    Attributes:
+        case: What it plays.
+        index: Position in its group.
+        messages: The conversation so far, prompt included.
+        prompt_ids: Token ids of the prompt.
+        completion_ids: Everything after the prompt: actions, observations, scaffold.
+        roles: One role for each of `completion_ids`.
+        origins: For each of them: which entry of `observed` it belongs to, and at which character;
+            None for what no tool wrote.
+        observed: The results that were shown, by tool, as the template writes them.
+        worker: The process of the rollout's environment, if it has one.
+        lost: Why the environment failed. Such a rollout is never scored.
+    """
+
+    case: Case
+    index: int
+    messages: list[Message]
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    roles: list[TokenRole] = field(default_factory=list)
+    origins: list[Origin | None] = field(default_factory=list)
+    observed: list[tuple[str, str]] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    tool_failures: int = 0
+    escaped_markup: int = 0
+    iterations: int = 0
+    stop_reason: StopReason | None = None
+    worker: Worker | None = None
+    lost: str | None = None
+
+    def append(self, ids: list[int], roles: list[TokenRole]) -> None:
+        """Add tokens with their roles."""
+        self.completion_ids += ids
+        self.roles += roles
+        self.origins += [None] * len(ids)
+
+    def append_results(self, suffix: Suffix, tools: list[str]) -> None:
+        """Add what tools answered, and the markup around it."""
+        first = len(self.observed)
+        self.completion_ids += suffix.ids
+        self.roles += suffix.roles
+        self.origins += [o and (first + o[0], o[1]) for o in suffix.origins]
+        self.observed += zip(tools, suffix.bodies, strict=True)
+        self.escaped_markup += suffix.escaped
+
+    @property
+    def truncated(self) -> bool:
+        """Whether it was cut off by its token budget."""
+        return self.stop_reason is StopReason.MAX_COMPLETION_LENGTH
+
+    @property
+    def final_text(self) -> str:
+        """What the model said last; empty when the last turn is a tool call or a result."""
+        last = self.messages[-1]
+        if last["role"] != "assistant" or last.get("tool_calls"):
+            return ""
+        return str(last.get("content") or "")

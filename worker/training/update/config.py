@@ -1,0 +1,80 @@
+"""A job's training specification in the words of TRL and PEFT."""
+
+import importlib.util
+from pathlib import Path
+
+from peft import LoraConfig
+from trl import GRPOConfig
+
+from dressage.spec.status import Reason
+from dressage.spec.training import TrainingSpec
+from worker.training.process.failures import RunFailure
+from worker.training.update import ranks
+
+TENSORBOARD = "tensorboard"
+
+
+def require_reporters(spec: TrainingSpec) -> None:
+    """Check that the packages that metrics are reported with are there.
+
+    Raises:
+        RunFailure: One is not.
+    """
+    for name in spec.report_to:
+        if importlib.util.find_spec(name) is None:
+            raise RunFailure(
+                Reason.MISSING_DEPENDENCY,
+                f"training.report_to: the worker lacks the package {name}",
+            )
+
+
+def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfig:
+    """Our specification in TRL's words."""
+    return GRPOConfig(
+        output_dir=str(output),
+        num_train_epochs=spec.epochs,
+        max_steps=spec.max_steps or -1,
+        per_device_train_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.gradient_accumulation,
+        learning_rate=spec.learning_rate,
+        lr_scheduler_type=spec.lr_scheduler,
+        warmup_steps=spec.warmup_steps,
+        adam_beta2=spec.adam_beta2,
+        max_grad_norm=spec.max_grad_norm,
+        num_generations=spec.num_generations,
+        max_completion_length=spec.max_completion_length,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        loss_type=spec.loss_type,
+        scale_rewards=spec.scale_rewards,
+        beta=spec.beta,
+        mask_truncated_completions=spec.mask_truncated_completions,
+        logging_steps=spec.logging_steps,
+        save_strategy="steps" if spec.save_steps else "no",
+        save_steps=spec.save_steps or 500,
+        save_total_limit=2,
+        seed=spec.seed,
+        use_cpu=use_cpu,
+        ddp_timeout=ranks.PATIENCE_SECONDS,
+        ddp_find_unused_parameters=False,
+        bf16=spec.dtype == "bfloat16" and not use_cpu,
+        fp16=spec.dtype == "float16" and not use_cpu,
+        activation_checkpointing=spec.gradient_checkpointing,
+        report_to=list(spec.report_to) or "none",
+        disable_tqdm=True,
+    )
+
+
+def lora_config(spec: TrainingSpec) -> LoraConfig | None:
+    """The adapter, if there is one."""
+    if spec.lora is None:
+        return None
+    targets = spec.lora.target_modules
+    return LoraConfig(
+        r=spec.lora.r,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
