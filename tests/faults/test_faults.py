@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from app.broker.celery import create_celery
-from app.broker.wake import Queue, ring
+from app.broker.wake import Queue, wake
 from dressage.client import ServiceUnreachable
 from dressage.spec.status import JobStatus
 from tests.faults.conftest import LEASE_SECONDS
@@ -211,7 +211,7 @@ def test_one_message_delivered_fifty_times(cluster, client, submit):
     celery = create_celery(f"redis+socket://{cluster.root}/run/valkey.sock")
     job_id = submit("steps 20")
     for _ in range(50):
-        ring(celery, Queue.TRAINING)
+        wake(celery, Queue.TRAINING)
     assert_sound(cluster, client, job_id, steps=20)
     assert outcomes(cluster, job_id) == ["succeeded"]
 
