@@ -1,0 +1,1 @@
+"""The control plane: HTTP in, rows and wakes out. Never loads torch."""

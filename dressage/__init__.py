@@ -1,0 +1,1 @@
+"""What users install and import: the contract, authoring, client, command line, sandbox."""

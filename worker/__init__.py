@@ -1,0 +1,1 @@
+"""The GPU side: a shell that holds leases, and the training process it starts."""

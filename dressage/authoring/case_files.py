@@ -10,6 +10,7 @@ from typing import Any
 
 import pydantic
 
+from dressage import strict_json
 from dressage.authoring.errors import Problem, SuiteError
 from dressage.spec.base import JSON_NUL
 from dressage.spec.suite import Case
@@ -91,7 +92,7 @@ def parse_cases(
         return _cases(numbered, mapping, file)
     if text.lstrip().startswith("["):
         try:
-            records = _json(text)
+            records = strict_json.loads(text)
         except ValueError as error:
             line_number = error.lineno if isinstance(error, json.JSONDecodeError) else None
             raise SuiteError([Problem(_broken(error), file, line_number)]) from None
@@ -107,7 +108,7 @@ def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
     except ImportError:
         raise SuiteError([Problem("reading Parquet needs the package pyarrow", file)]) from None
     try:
-        plain = _json(json.dumps(read_table(io.BytesIO(data)).to_pylist(), default=str))
+        plain = strict_json.loads(json.dumps(read_table(io.BytesIO(data)).to_pylist(), default=str))
     except (ArrowException, OSError, ValueError) as error:
         raise SuiteError([Problem(f"broken Parquet: {error}", file)]) from None
     return [{name: value for name, value in row.items() if value is not None} for row in plain]
@@ -122,7 +123,7 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
             problems.append(Problem(f"the line is longer than {MAX_LINE} characters", file, line))
             continue
         try:
-            numbered.append((line, _json(content)))
+            numbered.append((line, strict_json.loads(content)))
         except ValueError as error:
             problems.append(Problem(_broken(error), file, line))
     try:
@@ -134,27 +135,11 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
     return cases
 
 
-def _json(text: str) -> Any:
-    """Strict JSON: no NaN, no depth that recursion cannot follow.
-
-    Raises:
-        ValueError: It is not JSON.
-    """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 def _broken(error: ValueError) -> str:
     """What is wrong with a JSON text, and in which column; its line is told beside it."""
     if isinstance(error, json.JSONDecodeError):
         return f"broken JSON: {error.msg} (column {error.colno})"
     return f"broken JSON: {error}"
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _cases(numbered: Numbered, mapping: FieldMapping | None, file: str | None) -> tuple[Case, ...]:

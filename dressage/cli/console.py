@@ -35,6 +35,6 @@ def friendly() -> Iterator[None]:
             place = f"{problem.get('field') or ''}{line}"
             errors.print(f"  {escape(place)}: {escape(problem['message'])}", highlight=False)
         raise typer.Exit(1) from None
-    except (ServiceUnreachable, DownloadCorrupt, AuthoringError) as error:
+    except (ServiceUnreachable, DownloadCorrupt, AuthoringError, OSError) as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from None

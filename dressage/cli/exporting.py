@@ -1,6 +1,5 @@
 """`dressage export`: ask for a file of a trained job, and show what came of it."""
 
-import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dressage import strict_json
 from dressage.client import Client
 from dressage.spec.job import ExportView
 from dressage.spec.parity import ParityReport
@@ -30,7 +30,7 @@ def export_spec(kind: str, options: Iterable[str]) -> dict[str, Any]:
         if not equals:
             raise typer.BadParameter(f"{option!r} is no name=value")
         try:
-            spec[name] = json.loads(text)
+            spec[name] = strict_json.loads(text)
         except ValueError:
             spec[name] = text
     return spec

@@ -1,6 +1,5 @@
 """Jobs: submit, follow, change, export, download."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from dressage import strict_json
 from dressage.archive import unpack_tar
 from dressage.cli.console import WHOLE, Url, console, errors, friendly
 from dressage.cli.exporting import export_spec, follow_export, show_parity
@@ -176,7 +176,7 @@ def pull(
 
 def _read_spec(path: Path) -> dict[str, object]:
     try:
-        content = json.loads(path.read_text())
+        content = strict_json.loads(path.read_text())
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}") from None
     except ValueError as error:

@@ -1,6 +1,5 @@
 """Built-in measures: a finished rollout in, a verdict out. An empty answer never scores."""
 
-import json
 import re
 import unicodedata
 from functools import singledispatch
@@ -9,6 +8,7 @@ from typing import Any
 import jsonschema
 import regex
 
+from dressage import strict_json
 from dressage.authoring.measure import MeasureContext, MeasureResult, fail_reason, pass_reason
 from dressage.spec.measure import (
     BuiltinMeasure,
@@ -94,8 +94,8 @@ def _(spec: NumericCloseness, context: MeasureContext) -> MeasureResult:
 @_verdict.register
 def _(spec: JsonSchema, context: MeasureContext) -> MeasureResult:
     try:
-        content = json.loads(context.final.text)
-    except (ValueError, RecursionError):
+        content = strict_json.loads(context.final.text)
+    except ValueError:
         return fail_reason("the answer is not JSON")
     validator = jsonschema.validators.validator_for(
         spec.json_schema, default=jsonschema.Draft202012Validator

@@ -56,6 +56,8 @@ def test_every_broken_line_is_reported_with_its_number():
         ('{"input": "a\\u0000b"}', "NUL"),
         (b'{"input": "\xff"}', "not UTF-8"),
         ("[" * 100_000, "nested too deeply"),
+        ('{"input": "x", "expect": {"answer": NaN}}', "NaN is not JSON"),
+        ('{"input": "x", "expect": {"answer": 1e999}}', "1e999 is too large a number"),
     ],
 )
 def test_what_is_no_case_is_refused(text, sentence):

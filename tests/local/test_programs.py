@@ -30,7 +30,7 @@ def test_no_other_module_of_the_service_is_named_in_what_users_install():
 
 def test_a_client_alone_says_where_the_service_is_to_be_had(monkeypatch):
     monkeypatch.setattr(programs, "find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match="only the client is installed here.*scripts/setup"):
+    with pytest.raises(LaunchError, match=r"only the client is installed here.*scripts/setup"):
         programs.require_programs()
 
 

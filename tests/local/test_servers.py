@@ -21,7 +21,10 @@ def root():
 
 
 def test_what_was_stored_is_there_after_a_stop_and_the_sockets_are_free_again(root):
-    with EmbeddedDatabases(root) as databases, psycopg.connect(databases.postgres.url) as connection:
+    with (
+        EmbeddedDatabases(root) as databases,
+        psycopg.connect(databases.postgres.url) as connection,
+    ):
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
     with EmbeddedDatabases(root) as databases:
         with psycopg.connect(databases.postgres.url) as connection:

@@ -1,3 +1,5 @@
+"""A file of a job, under the hash of its content."""
+
 from sqlalchemy import BigInteger, ForeignKey, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 

@@ -1,3 +1,5 @@
+"""One try at a job, an export or a generation: the lease, and what it used."""
+
 from typing import Any
 
 from sqlalchemy import BigInteger, Index, UniqueConstraint, text

@@ -1,3 +1,5 @@
+"""Who changed what."""
+
 from sqlalchemy import BigInteger, Identity, Index
 from sqlalchemy.orm import Mapped, mapped_column
 

@@ -1,3 +1,5 @@
+"""A line of a job's history."""
+
 from typing import Any
 
 from sqlalchemy import BigInteger, ForeignKey, Index

@@ -1,3 +1,5 @@
+"""A follow-up task of a job: an export, or a question to what it trained."""
+
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, UniqueConstraint

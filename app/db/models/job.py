@@ -1,3 +1,5 @@
+"""A job: what was asked, what runs, where it is."""
+
 from typing import Any
 
 from sqlalchemy import JSON, ForeignKey, Index, UniqueConstraint, false, text

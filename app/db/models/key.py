@@ -1,3 +1,5 @@
+"""An API key, as its hash."""
+
 from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 

@@ -1,3 +1,5 @@
+"""A file of the store that nothing points to any longer, perhaps."""
+
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, Timestamp

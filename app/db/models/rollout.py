@@ -1,3 +1,5 @@
+"""A stored rollout."""
+
 from sqlalchemy import BigInteger, ForeignKey, Identity, Index, LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 

@@ -1,3 +1,5 @@
+"""A version of a suite, and the last version number of each name."""
+
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, UniqueConstraint

@@ -1,3 +1,5 @@
+"""A grid of jobs."""
+
 from typing import Any
 
 from sqlalchemy import JSON, Index

@@ -1,3 +1,5 @@
+"""A team and its limits."""
+
 from sqlalchemy import BigInteger
 from sqlalchemy.orm import Mapped, mapped_column
 

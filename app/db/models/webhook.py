@@ -1,3 +1,5 @@
+"""A webhook, and the messages for it."""
+
 from typing import Any
 
 from sqlalchemy import ForeignKey, Index, text

@@ -1,3 +1,5 @@
+"""A worker as its last heartbeat has shown it."""
+
 from typing import Any
 
 from sqlalchemy.orm import Mapped, mapped_column

@@ -1,12 +1,23 @@
-"""Write docs/training.md from the specification: `python scripts/training_docs.py`."""
+"""Write what the documents say of the code: `python scripts/reference.py`.
 
+These are docs/training.md, docs/openapi.json and the tree in ARCHITECTURE.md.
+"""
+
+import ast
+import json
+import re
 import typing
 from pathlib import Path
 
+from app.main import create_app
+from app.settings import Settings
 from dressage.spec.preflight import PreflightSpec
 from dressage.spec.training import EchoSpec, EvaluationSpec, LoraSpec, TrainingSpec
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "training.md"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+TREE = re.compile(r"(?<=<!-- the tree -->\n).*(?=<!-- end of the tree -->)", re.DOTALL)
 OURS = "–"
 # What a field is called where it takes effect: in TRL's GRPOConfig, or PEFT's LoraConfig.
 MAPS_TO = {
@@ -29,7 +40,7 @@ MAPS_TO = {
 }
 INTRODUCTION = """# Training: every field
 
-Made from the specification by `scripts/training_docs.py`. Lengths are tokens, times are seconds.
+Made from the specification by `scripts/reference.py`. Lengths are tokens, times are seconds.
 
 A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations` for each case. If that does not divide, `gradient_accumulation` is raised to the next value that does, and the job lists the adjustment.
 
@@ -41,7 +52,44 @@ A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations`
 """
 
 
-def render():
+def written():
+    """The text of each file that this writes."""
+    return {
+        DOCS / "training.md": training(),
+        DOCS / "openapi.json": openapi(),
+        ARCHITECTURE: TREE.sub(lambda _: tree(), ARCHITECTURE.read_text()),
+    }
+
+
+def openapi():
+    # Nothing is connected before the service starts.
+    settings = Settings(
+        database_url="postgresql://x", redis_url="redis://x", storage="/", runs_dir="/"
+    )
+    return json.dumps(create_app(settings).openapi(), indent=1, ensure_ascii=False) + "\n"
+
+
+def tree():
+    """Every module with the first sentence of its docstring."""
+    lines = [line for part in ("dressage", "app", "worker") for line in branch(ROOT / part)]
+    return "```text\n" + "\n".join(lines) + "\n```\n"
+
+
+def branch(folder, depth=0):
+    yield entry(folder / "__init__.py", f"{folder.name}/", depth)
+    for path in sorted(folder.glob("*.py")):
+        if path.name != "__init__.py":
+            yield entry(path, path.name, depth + 1)
+    for child in sorted(path.parent for path in folder.glob("*/__init__.py")):
+        yield from branch(child, depth + 1)
+
+
+def entry(file, name, depth):
+    first = ast.get_docstring(ast.parse(file.read_text())).splitlines()[0]
+    return f"{'  ' * depth + name:<30} {first}"
+
+
+def training():
     tables = [
         section("training", TrainingSpec),
         section("training.lora", LoraSpec),
@@ -105,5 +153,5 @@ def plain(value):
 
 
 if __name__ == "__main__":
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_text(render())
+    for file, text in written().items():
+        file.write_text(text)
