@@ -35,7 +35,7 @@ from dressage.spec.job import JobSpec
 from worker.training.export.gguf import ENTRY, convert
 from worker.training.export.merge import merge
 from worker.wire.export_spec import ExportRunSpec
-from worker.wire.programs import converter_path
+from worker.wire.programs import converter_folder
 from worker.wire.run_dir import INPUT, SPEC, SUITE, RunDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,7 +95,7 @@ def measured(work, who=RUSAGE_CHILDREN):
 
 
 def convert_alone(model, out):
-    command = [sys.executable, str(ENTRY), str(converter_path()), "{}", str(model)]
+    command = [sys.executable, str(ENTRY), str(converter_folder()), "{}", str(model)]
     subprocess.run(
         [*command, "--outfile", str(out), "--outtype", "q8_0"], check=True, capture_output=True
     )

@@ -14,9 +14,9 @@ TINY_MODEL = ROOT / "examples" / "tiny_agent" / "model"
 # The worlds, by folder: what its tests need. `contracts` says it for each file.
 WORLDS = {
     **dict.fromkeys(("spec", "authoring", "measuring", "client", "local", "sandbox"), "pure"),
-    **dict.fromkeys(("app", "cli", "docs", "migrations"), "app"),
+    **dict.fromkeys(("app", "cli", "migrations"), "app"),
     **dict.fromkeys(("training", "worker"), "training"),
-    **dict.fromkeys(("end_to_end", "faults"), "service"),
+    **dict.fromkeys(("docs", "end_to_end", "faults"), "service"),
     "gpu": "gpu",
 }
 

@@ -38,13 +38,20 @@ def _prepare(databases, root):
     urls = databases.postgres.url, databases.valkey.url
     environment = {**os.environ, **service_environment(*urls, root)}
     subprocess.run([sys.executable, "-m", "app.admin.migrate"], env=environment, check=True)
-    with psycopg.connect(databases.postgres.url) as connection:
-        for role, key in KEYS.items():
-            connection.execute(
-                "INSERT INTO keys (id, team, name, role, prefix, sha256) "
-                "VALUES (%s, 'default', '', %s, %s, %s)",
-                (f"key_{role}", role, key[:12], hashlib.sha256(key.encode()).hexdigest()),
-            )
+    with psycopg.connect(databases.postgres.url, autocommit=True) as connection:
+        # These databases need not outlive the machine.
+        connection.execute("ALTER SYSTEM SET fsync = off")
+        connection.execute("SELECT pg_reload_conf()")
+        _store_keys(connection)
+
+
+def _store_keys(connection):
+    for role, key in KEYS.items():
+        connection.execute(
+            "INSERT INTO keys (id, team, name, role, prefix, sha256) "
+            "VALUES (%s, 'default', '', %s, %s, %s)",
+            (f"key_{role}", role, key[:12], hashlib.sha256(key.encode()).hexdigest()),
+        )
 
 
 def service_environment(database_url, redis_url, folder):
@@ -56,9 +63,45 @@ def service_environment(database_url, redis_url, folder):
     }
 
 
+@pytest.fixture(scope="session")
+def _database(servers):
+    yield from _new_database(servers)
+
+
 @pytest.fixture
-def database_url(servers):
-    """A fresh database, built by the migrations."""
+def database_url(_database):
+    """A database as the migrations leave it, with the tests' keys."""
+    import psycopg
+
+    yield _database
+    with psycopg.connect(_database) as connection:
+        # Emptied, because making a new one takes longer than most tests. A connection that a test
+        # has left behind could hold a lock.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        tables = connection.execute(
+            "SELECT tablename FROM pg_tables "
+            "WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+        ).fetchall()
+        used = [
+            table
+            for (table,) in tables
+            if connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone()
+        ]
+        connection.execute(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
+        connection.execute("INSERT INTO teams (name) VALUES ('default')")
+        _store_keys(connection)
+
+
+@pytest.fixture
+def own_database_url(servers):
+    """A database of the test's own, whose tables it may change."""
+    yield from _new_database(servers)
+
+
+def _new_database(servers):
     import psycopg
 
     url = servers.postgres.url

@@ -14,8 +14,8 @@ from tests.servers import service_environment
 
 
 @pytest.fixture
-def alembic(servers, tmp_path, database_url):
-    def go(*arguments, url=database_url):
+def alembic(servers, tmp_path, own_database_url):
+    def go(*arguments, url=own_database_url):
         return subprocess.run(
             [sys.executable, "-m", "alembic", *arguments],
             env={**os.environ, **service_environment(url, "unix:///x", tmp_path)},
@@ -36,13 +36,13 @@ def tables(url):
     return {name for (name,) in rows} - {"alembic_version"}
 
 
-def test_down_and_up_again(alembic, database_url):
-    before = tables(database_url)
+def test_down_and_up_again(alembic, own_database_url):
+    before = tables(own_database_url)
     assert "jobs" in before
     assert alembic("downgrade", "base").returncode == 0
-    assert tables(database_url) == set()
+    assert tables(own_database_url) == set()
     assert alembic("upgrade", "head").returncode == 0
-    assert tables(database_url) == before
+    assert tables(own_database_url) == before
 
 
 # What a column gets that must have a value and has no default.
@@ -124,24 +124,24 @@ def fill(connection):
         insert(connection, table)
 
 
-def test_every_row_survives_an_upgrade_and_the_way_back(alembic, database_url):
+def test_every_row_survives_an_upgrade_and_the_way_back(alembic, own_database_url):
     assert alembic("downgrade", "0002").returncode == 0
-    with psycopg.connect(database_url) as connection:
+    with psycopg.connect(own_database_url) as connection:
         connection.execute("DELETE FROM keys")
         fill(connection)
-        before = {table: rows(connection, table) for table in tables(database_url)}
+        before = {table: rows(connection, table) for table in tables(own_database_url)}
     assert [table for table, content in before.items() if not content] == []
 
     done = alembic("upgrade", "head")
     assert done.returncode == 0, done.stderr
-    with psycopg.connect(database_url) as connection:
+    with psycopg.connect(own_database_url) as connection:
         kinds = connection.execute("SELECT id, kind, name FROM exports ORDER BY id").fetchall()
         leases = connection.execute(
             "SELECT kind, work_id, job_id, number, lease_token, heartbeats, relayed, "
             "ended_at IS NULL FROM attempts ORDER BY lease_token"
         ).fetchall()
         waiting = connection.execute("SELECT waiting FROM jobs WHERE id = 'job_waits'").fetchone()
-        after = {table: rows(connection, table) for table in tables(database_url)}
+        after = {table: rows(connection, table) for table in tables(own_database_url)}
     assert kinds == [
         ("export_1", "export", "gguf"),
         ("export_2", "export", "merged"),
@@ -161,8 +161,8 @@ def test_every_row_survives_an_upgrade_and_the_way_back(alembic, database_url):
 
     done = alembic("downgrade", "0002")
     assert done.returncode == 0, done.stderr
-    with psycopg.connect(database_url) as connection:
-        assert {table: rows(connection, table) for table in tables(database_url)} == before
+    with psycopg.connect(own_database_url) as connection:
+        assert {table: rows(connection, table) for table in tables(own_database_url)} == before
     for direction in ("downgrade", "base"), ("upgrade", "head"):
         done = alembic(*direction)
         assert done.returncode == 0, done.stderr
@@ -190,7 +190,7 @@ def test_a_database_that_does_not_answer_is_a_sentence(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_a_database_that_is_too_old_is_a_sentence(database_url, monkeypatch):
+def test_a_database_that_is_too_old_is_a_sentence(own_database_url, monkeypatch):
     monkeypatch.setattr(migrate, "OLDEST_POSTGRES", 99)
     with pytest.raises(SystemExit, match="PostgreSQL 18 is too old; 99 or newer is needed"):
-        migrate.migrate(database_url)
+        migrate.migrate(own_database_url)

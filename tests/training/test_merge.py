@@ -211,14 +211,14 @@ def test_a_base_that_is_stored_quantized_is_refused(tmp_path):
 def test_a_wrong_merge_is_caught(tmp_path, monkeypatch):
     """As if PEFT had scaled the adapter wrongly."""
     make_adapter(tmp_path / "adapter", make_base(tmp_path / "base"))
-    from worker.training.export.merge import Parts
+    from worker.training.export.merge_parts import MergeParts
 
-    right = Parts.merged
+    right = MergeParts.merged
 
     def wrong(self, name):
         return self.original(name) + 0.9 * (right(self, name) - self.original(name))
 
-    monkeypatch.setattr(Parts, "merged", wrong)
+    monkeypatch.setattr(MergeParts, "merged", wrong)
     with pytest.raises(RunFailure, match=r"differ by .* from base and adapter together"):
         merge(
             tmp_path / "adapter",
