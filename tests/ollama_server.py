@@ -59,7 +59,7 @@ class OllamaServer:
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
     def __enter__(self):
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_):

@@ -98,7 +98,7 @@ os._exit(0)  # obstore's threads may outlive the interpreter's end, which then a
 
 def test_memory_is_that_of_a_piece_whatever_the_file(storage, where, tmp_path):
     files = []
-    for size in (1 << 20, 400 << 20):
+    for size in (1 << 20, 200 << 20):
         path, sha256 = big_file(tmp_path, size)
         storage.put_file(path, sha256)
         files.append(f"{sha256},{size}")

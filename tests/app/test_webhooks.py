@@ -43,7 +43,7 @@ def receiver():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     server.got, server.answers = got, answers
     server.url = f"http://127.0.0.1:{server.server_port}/hook"
     yield server

@@ -41,7 +41,7 @@ def service(monkeypatch):
                 self.wfile.write(answer)
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         servers.append(server)
         return Client(f"http://127.0.0.1:{server.server_port}", key="k"), asked
 

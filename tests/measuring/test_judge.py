@@ -33,7 +33,7 @@ def endpoint():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.asked, server.replies = [], []
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
     server.shutdown()
