@@ -7,8 +7,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
+from app.db.models import ExportRow
+from app.lifecycle.exports import switch_export
+from app.lifecycle.jobs import IllegalTransition
 from app.main import create_app
 from app.workers.repository import beat
+from dressage.spec.status import ExportStatus
 from tests.servers import bearer
 from tests.workers import presence, register
 
@@ -99,3 +103,43 @@ def test_k_quants_are_refused_where_no_worker_can_make_them(api, suite, job_spec
     assert "scripts/build-llama-quantize" in refused["detail"]
     asyncio.run(add_worker(settings, **{"llama-quantize": "yes"}))
     assert api.post("/jobs", json=job_spec).status_code == 201
+
+
+def test_an_export_is_found_where_location_says_and_in_the_audit_trail(api, trained):
+    made = api.post(f"/jobs/{trained}/exports", json={"type": "merged"})
+    assert made.headers["location"] == f"/jobs/{trained}/exports/{made.json()['id']}"
+    assert api.get(made.headers["location"]).json() == made.json()
+    assert api.get(f"/jobs/{trained}/exports/export_none").json()["code"] == "not_found"
+    assert made.json()["id"] in api.get("/audit").json()["items"][0]["target"]
+
+
+@pytest.mark.parametrize("to", ExportStatus)
+@pytest.mark.parametrize("before", ExportStatus)
+def test_the_whole_transition_table_of_exports(api, trained, settings, before, to):
+    identity = api.post(f"/jobs/{trained}/exports", json={"type": "merged"}).json()["id"]
+    allowed = {
+        "queued": {"running", "cancelled"},
+        "running": {"queued", "succeeded", "failed", "cancelled"},
+        **{ended: {"queued"} for ended in ("succeeded", "failed", "cancelled")},
+    }
+
+    async def go():
+        sessions = create_sessions(create_engine(settings.sqlalchemy_url, pooled=False))
+        async with unit_of_work(sessions) as session:
+            export = await session.get_one(ExportRow, identity)
+            export.status = before
+            await switch_export(session, export, to)
+
+    if to in allowed[before]:
+        asyncio.run(go())
+        (shown,) = api.get(f"/jobs/{trained}/exports").json()
+        assert shown["status"] == to
+        assert (shown["finished_at"] is None) == (to in ("queued", "running"))
+        (event,) = api.get(f"/jobs/{trained}/events", params={"type": "export"}).json()["items"][
+            -1:
+        ]
+        assert (event["data"]["export"], event["data"]["status"]) == ("merged", to)
+    else:
+        with pytest.raises(IllegalTransition):
+            asyncio.run(go())
+        assert api.get(f"/jobs/{trained}/exports").json()[0]["status"] == "queued"

@@ -27,6 +27,7 @@ def dressage(monkeypatch, tmp_path):
         assert result.exit_code == code, result.output
         return result
 
+    monkeypatch.setattr("app.main.configure_logs", lambda: None)
     with structlog.testing.capture_logs():  # of a worker in this process: not what commands say
         yield go
 

@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from app.db.engine import create_engine, create_sessions, unit_of_work
+from app.exports.leases import claim_export
 from app.jobs.retention import forget_files
 from app.scheduling.retries import RetryPolicy
 from app.storage import StorageUnavailable
@@ -302,3 +303,41 @@ def test_a_download_is_taken_up_where_it_broke_off(api, context, submit, tmp_pat
     target = client.download(job_id, artifact, tmp_path)
     assert asked == [{"Range": "bytes=1000-"}]
     assert hashlib.sha256(target.read_bytes()).hexdigest() == artifact.sha256
+
+
+def claim(context):
+    """Take the next export, as a worker that then says nothing more."""
+
+    async def go():
+        sessions = create_sessions(create_engine(context.database_url, pooled=False))
+        async with unit_of_work(sessions) as session:
+            return await claim_export(session, context.worker_id)
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "kind"),
+    [
+        ("exports", {"type": "merged"}, "export"),
+        ("generate?wait=0", {"prompt": "What is 6 * 7?"}, "generation"),
+    ],
+)
+def test_what_a_worker_makes_is_shown_and_ends_with_its_job(
+    api, context, submit, database_url, route, body, kind
+):
+    job_id = submit("ok")
+    work(context)
+    made = api.post(f"/jobs/{job_id}/{route}", json=body)
+    assert made.status_code in (201, 202), made.text
+    lease = claim(context).lease
+    (shown,) = api.get("/workers").json()
+    assert (shown["jobs"], shown["exports"]) == ([], [made.json()["id"]])
+    assert api.delete(f"/jobs/{job_id}").status_code == 204
+    with psycopg.connect(database_url) as connection:
+        attempts = connection.execute(
+            "SELECT kind, outcome FROM attempts WHERE work_id = %s AND ended_at IS NOT NULL",
+            (lease.work_id,),
+        ).fetchall()
+    assert attempts == [(kind, "cancelled")]
+    assert api.get("/workers").json()[0]["exports"] == []
