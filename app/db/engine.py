@@ -2,8 +2,11 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
-from sqlalchemy import NullPool
+from psycopg import errors
+from sqlalchemy import NullPool, event, make_url
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
@@ -15,24 +18,50 @@ from sqlalchemy.ext.asyncio import (
 # A server that is away, restarts, or takes too long to answer (`asyncio.timeout`).
 DATABASE_UNAVAILABLE = (OperationalError, InterfaceError, TimeoutError)
 
+# What a server says that is not (yet) the one we need: a standby, one that is being restored, one
+# that has dropped us. Its driver has other classes for these; for us the database is away.
+_NOT_READY = (
+    errors.ReadOnlySqlTransaction,
+    errors.UndefinedTable,
+    errors.IdleInTransactionSessionTimeout,
+)
+
 Sessions = async_sessionmaker[AsyncSession]
+
+# A worker that is stopped in the middle of a transaction (its host sleeps) must not keep its locks:
+# nobody could claim anything meanwhile. What a worker does between two statements takes no time.
+IDLE_SECONDS = 5
 
 
 def create_engine(url: str, *, pooled: bool = True) -> AsyncEngine:
-    """An engine; without a pool where event loops come and go (Celery tasks)."""
-    patience = {"connect_timeout": 5}
+    """An engine; without a pool for workers, where event loops come and go (Celery tasks)."""
     if not pooled:
-        return create_async_engine(url, poolclass=NullPool, connect_args=patience)
-    return create_async_engine(
-        url, pool_pre_ping=True, pool_size=10, max_overflow=10, connect_args=patience
-    )
+        theirs = make_url(url).query.get("options", "")
+        idle = f"-c idle_in_transaction_session_timeout={IDLE_SECONDS}s"
+        return _engine(url, {"options": f"{idle} {theirs}".rstrip()}, poolclass=NullPool)
+    return _engine(url, pool_pre_ping=True, pool_size=10, max_overflow=10)
 
 
 def create_reading_engine(url: str) -> AsyncEngine:
     """An engine for single cheap reads: no transaction around each, no liveness check before."""
-    return create_async_engine(
-        url, isolation_level="AUTOCOMMIT", pool_size=5, connect_args={"connect_timeout": 5}
-    )
+    return _engine(url, isolation_level="AUTOCOMMIT", pool_size=5)
+
+
+def _engine(url: str, connect: dict[str, Any] | None = None, **options: Any) -> AsyncEngine:
+    connect_args = {"connect_timeout": 5, **(connect or {})}
+    # Statements are logged without what users sent.
+    engine = create_async_engine(url, connect_args=connect_args, hide_parameters=True, **options)
+    event.listen(engine.sync_engine, "handle_error", _not_ready)
+    return engine
+
+
+def _not_ready(context: ExceptionContext) -> Exception | None:
+    if not isinstance(context.original_exception, _NOT_READY):
+        return None
+    context.is_disconnect = True  # the next connection may reach the right server
+    error = OperationalError(context.statement, None, context.original_exception)
+    error.hide_parameters = True
+    return error
 
 
 def create_sessions(engine: AsyncEngine) -> Sessions:

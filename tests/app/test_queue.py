@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import select, update
 
 from app.db.base import new_id
-from app.db.engine import create_engine, create_sessions, unit_of_work
+from app.db.engine import DATABASE_UNAVAILABLE, create_engine, create_sessions, unit_of_work
 from app.db.models import AttemptRow, EventRow, ExportRow, JobRow, SuiteRow
 from app.exports.leases import claim_export, reap_exports, settle_export
 from app.lifecycle.jobs import TRANSITIONS, IllegalTransition, lock_job, switch_status
@@ -184,6 +184,24 @@ def test_also_a_job_far_back_knows_its_place(run):
             last = await session.get_one(JobRow, jobs[-1])
             found = (await waiting_for(session, [last]))[last.id]
         assert (found.position, found.reason) == (105, "behind 104 queued jobs of its team")
+
+    run(work)
+
+
+def test_a_worker_that_is_stopped_while_it_claims_does_not_stop_the_others(
+    run, database_url, monkeypatch
+):
+    monkeypatch.setattr("app.db.engine.IDLE_SECONDS", 1)
+    url = "postgresql+psycopg://" + database_url.split("://", 1)[1]
+
+    async def work(sessions):
+        job_id = await add_job(sessions)
+        engine = create_engine(url, pooled=False)
+        async with create_sessions(engine)() as stopped:
+            await claim(stopped, "stopped")  # holds the claim lock, and does not go on
+            assert (await take(sessions, "awake")).job_id == job_id
+            with pytest.raises(DATABASE_UNAVAILABLE):  # when it wakes: as if the database was away
+                await claim(stopped, "stopped")
 
     run(work)
 
