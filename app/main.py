@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
 from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
@@ -28,8 +29,10 @@ from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
 from app.logs import configure_logs
 from app.policy import AdmissionPolicy
-from app.settings import Settings, read_settings
+from app.settings import Settings, read_settings, require_isolation
 from app.storage import open_storage
+
+log = structlog.get_logger()
 
 ASSETS = "/assets"
 
@@ -38,6 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the service from the environment, or from given settings."""
     settings = settings or read_settings()
     configure_logs()
+    log.info("user_code.isolation", walls=require_isolation(settings.minimum_isolation))
     engine = create_engine(settings.sqlalchemy_url)
     reading = create_reading_engine(settings.sqlalchemy_url)
 

@@ -6,6 +6,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from app.egress import AllowedAddresses
+from dressage.sandbox.isolation import Isolation, strongest, too_weak
 
 PREFIX = "DRESSAGE_"
 
@@ -52,6 +53,11 @@ class Settings(BaseSettings):
     )
     allowed_models: list[str] | None = Field(
         default=None, description="If set, the only hub names that jobs may use."
+    )
+    minimum_isolation: Isolation = Field(
+        default=Isolation.LANDLOCK,
+        description="What must at least stand between suites' code and this host: `bubblewrap`, "
+        "`landlock` or `limits`. API and workers do not start where it is weaker.",
     )
     allow_network: bool = Field(
         default=False, description="Whether suites' code may use the network when a job asks."
@@ -119,6 +125,18 @@ class Settings(BaseSettings):
         if self.redis_url.startswith("unix://"):
             return "redis+socket://" + self.redis_url.removeprefix("unix://")
         return self.redis_url
+
+
+def require_isolation(minimum: Isolation) -> str:
+    """What holds user code on this host.
+
+    Raises:
+        SystemExit: It is weaker than the operator accepts.
+    """
+    problem = too_weak(minimum)
+    if problem:
+        raise SystemExit(problem)
+    return str(strongest())
 
 
 def read_settings() -> Settings:

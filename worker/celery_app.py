@@ -27,7 +27,7 @@ from app.db.engine import (
 )
 from app.logs import configure_logs
 from app.scheduling.retries import RetryPolicy
-from app.settings import read_settings
+from app.settings import read_settings, require_isolation
 from app.storage import open_storage
 from app.workers import repository as workers
 from worker.cleaning import remove, runs_to_remove
@@ -42,6 +42,7 @@ CLEANING_SECONDS = 3600.0
 
 configure_logs()
 settings = read_settings()
+log.info("user_code.isolation", walls=require_isolation(settings.minimum_isolation))
 celery = create_celery(settings.celery_url)
 celery.conf.imports = ("worker.tasks",)
 context = WorkerContext(

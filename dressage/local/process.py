@@ -19,7 +19,10 @@ FIRST_DELAY, LONGEST_DELAY, STEADY_SECONDS = 0.5, 30.0, 60.0
 
 @dataclass(frozen=True)
 class Program:
-    """What to run, how to tell that it is up, and how to end it. Seconds everywhere."""
+    """What to run, how to tell that it is up, and how to end it. Seconds everywhere.
+
+    `typed` is what it reads from its standard input.
+    """
 
     name: str
     command: tuple[str, ...]
@@ -28,6 +31,7 @@ class Program:
     stop_timeout: float = 20
     ready_timeout: float = 60
     account: Account = OURSELVES
+    typed: Path | None = None
     ready: Callable[[], bool] = lambda: True
 
 
@@ -50,10 +54,11 @@ class SupervisedProcess:
     def start(self) -> None:
         """Start it; its output goes to its log."""
         account = self.program.account
-        with self._log.open("ab") as log:
+        typed = self.program.typed or Path(os.devnull)
+        with self._log.open("ab") as log, typed.open("rb") as stdin:
             self._process = subprocess.Popen(
                 self.program.command,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **self.program.environment},

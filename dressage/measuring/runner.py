@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from dressage.authoring.measure import MeasureContext
-from dressage.measuring.builtin import MissingExpectation, evaluate
 from dressage.measuring.judge import Judge
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Outcome, Worker
 from dressage.spec.chat import Message
-from dressage.spec.measure import BuiltinMeasure, LlmJudge, RewardSpec
+from dressage.spec.measure import LlmJudge, RewardSpec
 
 JUDGE_THREADS = 8
 MAY_PASS_NEXT_TIME = (Failure.CRASHED, Failure.TIMED_OUT)
@@ -22,7 +21,8 @@ class MeasureRunner:
 
     Args:
         rewards: The job's rewards.
-        pool: Where the suite's code runs; None when no reward needs it.
+        pool: Where the suite's measures run, and built-in ones like them: what users write into a
+            pattern or a schema may take for ever, too.
         timeout: Seconds for one call of a measure.
         judge_key: The bearer token for judges.
     """
@@ -30,7 +30,7 @@ class MeasureRunner:
     def __init__(
         self,
         rewards: Sequence[RewardSpec],
-        pool: WorkerPool | None,
+        pool: WorkerPool,
         *,
         timeout: float,
         judge_key: str | None = None,
@@ -69,19 +69,17 @@ class MeasureRunner:
                 return list(threads.map(self._judges[at].verdict, contexts))
         if reward.function is not None:
             return self._function(reward.function, contexts)
-        if not isinstance(reward.measure, str):
-            assert reward.measure
-            return [_builtin(reward.measure, context) for context in contexts]
-        requests = [
-            {"call": "measure", "name": reward.measure, "context": _crossing(context)}
-            for context in contexts
-        ]
-        return self._in_sandbox(requests, workers)
+        if isinstance(reward.measure, str):
+            call: dict[str, Any] = {"call": "measure", "name": reward.measure}
+            return self._in_sandbox([{**call, "context": _crossing(c)} for c in contexts], workers)
+        assert reward.measure
+        call = {"call": "builtin", "measure": reward.measure.model_dump(mode="json", by_alias=True)}
+        apart: list[Worker | None] = [None] * len(contexts)
+        return self._in_sandbox([{**call, "context": _crossing(c)} for c in contexts], apart)
 
     def _in_sandbox(
         self, requests: Sequence[dict[str, Any]], workers: Sequence[Worker | None]
     ) -> list[Outcome]:
-        assert self._pool
         calls = list(zip(workers, requests, strict=True))
         outcomes = self._pool.run(calls, self._timeout)
         again = [
@@ -114,13 +112,6 @@ class MeasureRunner:
             else Outcome(value={"value": value, "reason": ""})
             for value in outcome.value
         ]
-
-
-def _builtin(spec: BuiltinMeasure, context: MeasureContext) -> Outcome:
-    try:
-        return Outcome(value=asdict(evaluate(spec, context)))
-    except MissingExpectation as error:
-        return Outcome(failure=Failure.MISSING_EXPECTATION, message=str(error))
 
 
 def _crossing(context: MeasureContext) -> dict[str, Any]:

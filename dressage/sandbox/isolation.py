@@ -1,7 +1,8 @@
 """How user code is kept apart from the machine: the strongest way this host allows.
 
-bubblewrap (namespaces), else Landlock, else resource limits alone. Run as root, the processes get a
-user id of their own wherever that one can still reach Python.
+bubblewrap (namespaces), else Landlock with a filter of system calls, else limits alone. Run as
+root, the processes have a user id of their own: user code is never root. docs/security.md says what
+each of them holds.
 """
 
 import functools
@@ -14,13 +15,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from dressage.sandbox import landlock
+from dressage.sandbox import landlock, seccomp
 
 # Below systemd's dynamic users, above what distributions give to people and services.
 FIRST_USER, USERS = 60_600, 500
+# To give the code another user id, to end it, to remove its files.
+GUARD_CAPABILITIES = tuple(
+    part
+    for name in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
+    for part in ("--cap-add", name)
+)
 PROBE_SECONDS = 20.0
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/ld.so.cache")
 NAME_SERVICE = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
+
+
+NEVER_AS_ROOT = (
+    "the suite's code would run as root: its own user cannot reach this Python; install "
+    "bubblewrap, or Python where everybody can read it"
+)
 
 
 class Isolation(StrEnum):
@@ -39,16 +52,25 @@ class Walls:
         isolation: The kind.
         user: The user id its processes run as; None: the one of this process.
         network: Whether they may use the network.
+        reads_closed_folders: The user reads, where Landlock lets it, also what is closed to it:
+            this Python lies there.
     """
 
     isolation: Isolation
     user: int | None
     network: bool
+    reads_closed_folders: bool = False
+
+    @property
+    def as_root(self) -> bool:
+        """Whether user code would be root."""
+        return os.getuid() == 0 and self.user is None
 
     def __str__(self) -> str:
         user = "" if os.getuid() else ", as its own user" if self.user else ", as root"
-        open_network = self.network or self.isolation is Isolation.LIMITS
-        return f"{self.isolation}{user}{', with network' if open_network else ''}"
+        filtered = "" if seccomp.works() else ", system calls not filtered"
+        open_network = self.network or (self.isolation is Isolation.LIMITS and not seccomp.works())
+        return f"{self.isolation}{user}{', with network' if open_network else ''}{filtered}"
 
     def command(self, inside: list[str], *, folder: Path, work: Path, disk_bytes: int) -> list[str]:
         """The command line that runs `inside` behind these walls."""
@@ -65,8 +87,7 @@ class Walls:
             *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
             *(() if self.network else ("--unshare-net",)),
             *("--cap-drop", "ALL"),
-            # Needed until the process has taken its own user id.
-            *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if root else ()),
+            *(GUARD_CAPABILITIES if root else ()),
             *(() if root else ("--unshare-user",)),
             *(part for path in parents for part in ("--dir", path)),
             *(part for path in bound for part in ("--ro-bind-try", path, path)),
@@ -86,16 +107,34 @@ def strongest(*, network: bool = False, atmost: Isolation = Isolation.BUBBLEWRAP
         network: Whether the code may use the network.
         atmost: Nothing stronger than this is tried.
     """
+    root = os.getuid() == 0
+    if atmost is Isolation.BUBBLEWRAP and _bubblewrap_works():
+        return Walls(Isolation.BUBBLEWRAP, _own_user() if root else None, network)
+    holds = atmost is not Isolation.LIMITS and landlock.version() > 0 and seccomp.works()
+    isolation = Isolation.LANDLOCK if holds else Isolation.LIMITS
+    if not root:
+        return Walls(isolation, None, network)
+    if _python_is_reachable(FIRST_USER):
+        return Walls(isolation, _own_user(), network)
+    # Only behind Landlock: it names the paths that may be read.
+    if holds and _can_keep_reading(FIRST_USER):
+        return Walls(isolation, _own_user(), network, reads_closed_folders=True)
+    return Walls(isolation, None, network)
+
+
+def too_weak(minimum: Isolation) -> str | None:
+    """Why this host may not run user code, if the operator accepts nothing below the minimum."""
+    walls = strongest()
+    if walls.as_root:
+        return NEVER_AS_ROOT
     order = list(Isolation)
-    for isolation in order[order.index(atmost) :]:
-        if isolation is Isolation.BUBBLEWRAP and _bubblewrap_works():
-            return Walls(isolation, _own_user() if os.getuid() == 0 else None, network)
-        if isolation is Isolation.LANDLOCK and landlock.version() > 0:
-            break
-    else:
-        isolation = Isolation.LIMITS
-    reachable = os.getuid() == 0 and _python_is_reachable(FIRST_USER)
-    return Walls(isolation, _own_user() if reachable else None, network)
+    if order.index(walls.isolation) > order.index(minimum):
+        return (
+            f"this host holds user code by {walls.isolation} alone, and DRESSAGE_MINIMUM_ISOLATION "
+            f"is {minimum}: install bubblewrap, use Linux 5.13 or later with Landlock, or, where "
+            "all who submit are trusted with this host, set DRESSAGE_MINIMUM_ISOLATION=limits"
+        )
+    return None
 
 
 def readable_paths(*, network: bool) -> list[str]:
@@ -143,6 +182,19 @@ def _python_is_reachable(user: int) -> bool:
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+@functools.cache
+def _can_keep_reading(user: int) -> bool:
+    """Whether this root may give another user the right to read everywhere."""
+    code = f"from dressage.sandbox.confine import keep_reading; keep_reading({user})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, timeout=PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.SubprocessError):
         return False

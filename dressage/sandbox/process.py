@@ -1,4 +1,4 @@
-"""A suite's code seen from outside: a fork server that has loaded it, and its workers."""
+"""A suite's code seen from outside: the processes that have loaded it, and their workers."""
 
 import contextlib
 import json
@@ -14,15 +14,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from dressage.sandbox.isolation import Isolation, Walls, readable_paths, strongest
+from dressage.sandbox import seccomp
+from dressage.sandbox.confine import Confinement
+from dressage.sandbox.isolation import (
+    NEVER_AS_ROOT,
+    Isolation,
+    Walls,
+    readable_paths,
+    strongest,
+)
 from dressage.spec.chat import ToolFunction
 
-START_TIMEOUT = 60.0
+START_TIMEOUT, CLOSE_TIMEOUT = 60.0, 10.0  # seconds
+FORK_ATTEMPTS = 3
 MAX_ANSWER = 64 * 1024 * 1024
 
 
@@ -33,7 +42,8 @@ class Limits:
     Attributes:
         memory_bytes: Address space of each.
         file_bytes: Size of one file.
-        disk_bytes: All their files together, where namespaces can hold them to it.
+        disk_bytes: All their files together; looked at once a second where namespaces cannot hold
+            them to it.
         processes: Processes and threads of their user.
     """
 
@@ -87,19 +97,18 @@ class Sandbox:
     def __init__(
         self, folder: Path, limits: Limits | None = None, walls: Walls | None = None
     ) -> None:
-        limits, self.walls = limits or Limits(), walls or strongest()
+        self._limits = limits = limits or Limits()
+        self.walls = walls or strongest()
+        if self.walls.as_root:
+            raise SandboxStartError(NEVER_AS_ROOT)
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
         self._work = Path(tempfile.mkdtemp(prefix="dressage-work-"))
         if self.walls.user is not None:
             os.chown(self._work, self.walls.user, self.walls.user)
             folder.chmod(folder.stat().st_mode | 0o055)
-        inside = [
-            sys.executable,
-            "-m",
-            "dressage.sandbox.inside",
-            self._confinement(folder, limits),
-        ]
+        confinement = self._confinement(folder, limits)
+        inside = [sys.executable, "-m", "dressage.sandbox.inside", json.dumps(asdict(confinement))]
         with theirs:
             self._process = subprocess.Popen(
                 self.walls.command(
@@ -135,54 +144,72 @@ class Sandbox:
             "environments": self.environments,
         }
 
-    def _confinement(self, folder: Path, limits: Limits) -> str:
+    def _confinement(self, folder: Path, limits: Limits) -> Confinement:
         walls = self.walls
         confined = walls.isolation is Isolation.LANDLOCK
         # A limit on processes counts all that the user has, ours included.
         others = 0 if walls.user is not None else _processes_of(os.getuid())
-        return json.dumps(
-            {
-                "folder": str(folder),
-                "work": str(self._work),
-                "memory": limits.memory_bytes,
-                "file_size": limits.file_bytes,
-                "processes": limits.processes + others,
-                "user": walls.user,
-                "landlock": readable_paths(network=walls.network) if confined else None,
-                "network": walls.network,
-            }
+        return Confinement(
+            folder=str(folder),
+            work=str(self._work),
+            memory=limits.memory_bytes,
+            file_size=limits.file_bytes,
+            disk=limits.disk_bytes,
+            processes=limits.processes + others,
+            user=walls.user,
+            reads_closed_folders=walls.reads_closed_folders,
+            landlock=readable_paths(network=walls.network) if confined else None,
+            seccomp=seccomp.works(),
+            network=walls.network,
         )
 
     def start_worker(self) -> "Worker":
-        """Fork a process.
+        """Have a process forked.
 
         Raises:
-            SandboxStartError: The fork server is gone.
+            SandboxStartError: Nobody is there to fork it.
         """
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        try:
-            with theirs, self._lock:
-                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
-            return Worker(ours)
-        except (OSError, TimeoutError):
-            ours.close()
-            raise SandboxStartError("the process that holds the suite's code is gone") from None
+        for _ in range(FORK_ATTEMPTS):  # a loader may die just now: the next one is a new one
+            ours, theirs = socket.socketpair()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            try:
+                with theirs, self._lock:
+                    socket.send_fds(self._control, [b"w"], [theirs.fileno()])
+                return Worker(ours, self)
+            except OSError:
+                ours.close()
+        raise SandboxStartError("the process that holds the suite's code is gone")
+
+    def ended(self) -> None:
+        """Have all removed that an ended worker has left behind."""
+        with contextlib.suppress(OSError), self._lock:
+            self._control.send(b"e")
+
+    def why_ended(self) -> str:
+        """Why workers have just ended, as far as the sandbox has ended them itself."""
+        with contextlib.suppress(OSError), self._lock:
+            if b"disk" in self._control.recv(1024, socket.MSG_DONTWAIT):
+                size = self._limits.disk_bytes // 1_000_000
+                return f"the suite's code has more than {size} MB of files"
+        return "the process ended during the call"
 
     def close(self) -> None:
-        """End the fork server. Workers end with their own `kill`."""
+        """End all processes. The guard does it; if it does not, it is ended itself."""
         self._control.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._process.wait(CLOSE_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
         shutil.rmtree(self._work, ignore_errors=True)
 
 
 class Worker:
     """Answers one call at a time; unusable after a timeout or a crash."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, sandbox: Sandbox) -> None:
+        self._connection, self._sandbox = connection, sandbox
         self._lines = _LineReader(connection)
         self.pid = self._sender()
         if self._lines.next(START_TIMEOUT) is None:
@@ -235,7 +262,7 @@ class Worker:
             answer = None
         if answer is None:
             self.kill()
-            return Outcome(failure=Failure.CRASHED, message="the process ended during the call")
+            return Outcome(failure=Failure.CRASHED, message=self._sandbox.why_ended())
         if "error" in answer:
             return Outcome(failure=Failure(answer["error"]), message=answer["message"])
         return Outcome(value=answer["value"])
@@ -247,6 +274,7 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             self._connection.close()
+            self._sandbox.ended()
 
 
 class _LineReader:

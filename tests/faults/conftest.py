@@ -121,8 +121,12 @@ class Cluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    @property
+    def celery_url(self):
+        return "redis+socket://" + self._valkey.url.removeprefix("unix://")
+
     def redis(self):
-        return redis.Redis(unix_socket_path=str(self.root / "run" / "valkey.sock"))
+        return redis.Redis.from_url(self._valkey.url)
 
     def query(self, statement, *parameters):
         with psycopg.connect(self._postgres.url) as connection:

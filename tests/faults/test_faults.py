@@ -208,7 +208,7 @@ def test_the_clock_jumps(cluster, client, started, jump):
 
 
 def test_one_message_delivered_fifty_times(cluster, client, submit):
-    celery = create_celery(f"redis+socket://{cluster.root}/run/valkey.sock")
+    celery = create_celery(cluster.celery_url)
     job_id = submit("steps 20")
     for _ in range(50):
         wake(celery, Queue.TRAINING)

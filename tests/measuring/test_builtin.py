@@ -5,7 +5,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dressage.authoring import MeasureContext
 from dressage.authoring.measure import AssistantMessage, ToolCall
-from dressage.measuring.builtin import MissingExpectation, evaluate, last_number
+from dressage.sandbox.builtin import MissingExpectation, evaluate, last_number
 from dressage.spec.measure import BuiltinMeasure, RewardSpec
 
 MEASURE = TypeAdapter(BuiltinMeasure)

@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from dressage.sandbox import isolation
 from dressage.sandbox.isolation import Isolation, strongest
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Limits, Sandbox
@@ -43,6 +44,8 @@ def walls(request):
     found = strongest(atmost=request.param)
     if found.isolation is not request.param:
         pytest.skip(f"this host has no {request.param}")
+    if found.as_root:
+        pytest.skip(f"here {request.param} would run user code as root, and does not")
     return found
 
 
@@ -117,6 +120,85 @@ def test_the_trainer_cannot_be_killed(attempt, strong_walls):
     assert outcome.failure is not None
 
 
+HARMFUL = {
+    "a socket of each family": "import socket\nfor family in (1, 2, 10, 16, 17, 38, 40):\n"
+    "    for kind in (1, 2, 3):\n"
+    "        try: socket.socket(family, kind)\n"
+    "        except OSError: continue\n"
+    "        open(f'/got-{family}-{kind}', 'w')\n"
+    "raise PermissionError('Permission denied')",
+    "a datagram to any unix socket": "import socket; socket.socketpair(1, 2)",
+    "the clock": "import time; time.clock_settime(0, 0)",
+    "a namespace": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True)\n"
+    "if c.unshare(0x10000000): raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))",
+    "a mount": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True)\n"
+    "if c.mount(b'x', b'/', b'tmpfs', 0, None):\n"
+    "    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))",
+    "another process' memory": "import ctypes, os; c = ctypes.CDLL(None, use_errno=True)\n"
+    "if c.ptrace(16, os.getppid(), 0, 0):\n"
+    "    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))",
+    "the loader's life": "import os; os.kill(os.getppid(), 9)",
+    "everybody's life": "import os; os.kill(-1, 9)",
+    "the loader's limits": "import resource, os\n"
+    "resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (1, 1))",
+    "root again": "import os; os.setuid(0); open('/etc/shadow').read()",
+    "a file of root": "open('/etc/shadow').read()",
+    "a device": "import os; os.mknod('sda', 0o60600, os.makedev(8, 0)); open('sda')",
+    "shared memory": "open('/dev/shm/got', 'w')",
+    "the temporary folder of all": "open('/tmp/got', 'w')",
+}
+
+
+@pytest.mark.parametrize("what", HARMFUL)
+def test_user_code_does_not_get(attempt, strong_walls, what):
+    if what == "shared memory" and strong_walls.isolation is Isolation.BUBBLEWRAP:
+        pytest.skip("it has one of its own, in its own namespace")
+    outcome = attempt(strong_walls, HARMFUL[what])
+    assert refused(outcome), outcome
+    assert attempt(strong_walls, "result = 'still here'").value == "still here"
+
+
+def test_modes_and_times_of_files_of_others_stay(attempt, strong_walls, tmp_path):
+    file = tmp_path / "open"
+    file.write_text("x")
+    file.chmod(0o666)
+    before = file.stat()
+    for call in (f"chmod({str(file)!r}, 0o600)", f"utime({str(file)!r}, (0, 0))"):
+        attempt(strong_walls, f"import os; os.{call}")
+    assert (file.stat().st_mode, file.stat().st_mtime) == (before.st_mode, before.st_mtime)
+
+
+def test_code_is_never_root(attempt, walls):
+    assert attempt(walls, "import os; result = os.getuid()").value != "0"
+
+
+def test_a_worker_cannot_read_the_folder_of_another(attempt, strong_walls):
+    mine = attempt(strong_walls, "import os; open('s', 'w').write('x'); result = os.getcwd()").value
+    other = attempt.pools[0].sandbox.start_worker()
+    code = f"result = open({mine + '/s'!r}).read()"
+    arguments = {"name": "attempt", "arguments": {"code": code}, "max_output": 200}
+    outcome = other.call({"call": "tool", **arguments}, 30)
+    other.kill()
+    if strong_walls.isolation is Isolation.LANDLOCK:
+        assert refused(outcome), outcome
+
+
+def test_a_host_weaker_than_the_operator_accepts_is_refused(monkeypatch):
+    monkeypatch.setattr(isolation.landlock, "version", lambda: 0)
+    monkeypatch.setattr(isolation, "_bubblewrap_works", lambda: False)
+    monkeypatch.setattr(isolation, "_python_is_reachable", lambda _: True)
+    assert "DRESSAGE_MINIMUM_ISOLATION is landlock" in isolation.too_weak(Isolation.LANDLOCK)
+    assert isolation.too_weak(Isolation.LIMITS) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_root_runs_no_code_as_root(monkeypatch):
+    monkeypatch.setattr(isolation, "_bubblewrap_works", lambda: False)
+    monkeypatch.setattr(isolation, "_python_is_reachable", lambda _: False)
+    monkeypatch.setattr(isolation, "_can_keep_reading", lambda _: False)
+    assert "would run as root" in isolation.too_weak(Isolation.LIMITS)
+
+
 def test_the_suite_cannot_be_written_over(attempt, strong_walls, tmp_path):
     attempt(strong_walls, "result = 1")
     target = tmp_path / "suite" / "measures.py"
@@ -142,8 +224,6 @@ def test_the_network_can_be_allowed(attempt, isolation):
 
 
 def test_a_fork_bomb_ends(attempt, walls):
-    if walls.user is None and os.getuid() == 0:
-        pytest.skip("the system does not limit root's processes")
     code = """
 import os, time
 children = 0

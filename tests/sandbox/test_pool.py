@@ -1,3 +1,7 @@
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -5,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dressage.sandbox.isolation import Isolation
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
 
@@ -25,12 +30,29 @@ async def slow(seconds: float) -> dict:
     return {"slept": seconds}
 
 @function_tool
-def meet(number: int) -> str:
-    """Wait until four calls have come."""
-    open(f"here-{number}", "w").close()
-    while len([name for name in os.listdir() if name.startswith("here-")]) < 4:
-        time.sleep(0.01)
-    return "all here"
+def take_time() -> list:
+    """Wait; begin and end."""
+    begin = time.monotonic()
+    time.sleep(2)
+    return [begin, time.monotonic()]
+
+@function_tool
+def count() -> str:
+    """How often this was called in the folder it finds itself in."""
+    with open("calls", "a") as calls:
+        calls.write("x")
+    return os.environ["HOME"] + " " + open("calls").read()
+
+@function_tool
+def escape() -> str:
+    """Leave a process of another session behind, whose parent has ended."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execvp("sleep", ["sleep", "987.5"])
+        os._exit(0)
+    os.wait()
+    time.sleep(1000)
 
 @function_tool
 def hang() -> str:
@@ -79,6 +101,19 @@ def fine(context):
     return pass_reason(context.final.text + context.tool_calls[0].result)
 '''
 
+FILL = """
+from dressage.authoring import function_tool
+import time
+
+@function_tool
+def fill() -> str:
+    \"\"\"Write 20 files of 1 MB.\"\"\"
+    for number in range(20):
+        open(f"file-{number}", "wb").write(b"x" * 1_000_000)
+    time.sleep(20)
+    return "done"
+"""
+
 
 @pytest.fixture
 def pool(tmp_path):
@@ -98,8 +133,24 @@ def test_results_come_back_in_order_and_prints_do_not_disturb_them(pool):
 
 
 def test_calls_run_side_by_side(pool):
-    outcomes = pool.run([call("meet", number=n) for n in range(4)], timeout=20)
-    assert [outcome.value for outcome in outcomes] == ["all here"] * 4
+    spans = [
+        json.loads(outcome.value)
+        for outcome in pool.run([call("take_time") for _ in range(4)], timeout=20)
+    ]
+    assert max(begin for begin, _ in spans) < min(end for _, end in spans)
+
+
+def test_each_worker_has_a_folder_of_its_own_which_goes_with_it(pool):
+    first, second = pool.sandbox.start_worker(), pool.sandbox.start_worker()
+    request = call("count")[1]
+    home, calls = first.call(request, 10).value.split()
+    other, others = second.call(request, 10).value.split()
+    assert (calls, others, first.call(request, 10).value.split()[1]) == ("x", "x", "xx")
+    assert home != other
+    first.kill()
+    wait_for(lambda: not Path(home).exists())
+    assert second.call(request, 10).value.split() == [other, "xx"]
+    second.kill()
 
 
 def test_results_that_are_no_text_are_json(pool):
@@ -140,6 +191,30 @@ def test_what_a_tool_started_ends_with_it(pool):
     pool.run([call("spawn")], timeout=0.5)
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert "sleep 987.25" not in listed.stdout
+
+
+def test_also_what_has_left_its_session_ends_with_it(pool):
+    pool.run([call("escape")], timeout=1)
+    wait_for(lambda: "sleep 987.5" not in processes())
+
+
+def test_a_loader_that_died_is_started_again(pool):
+    worker = pool.sandbox.start_worker()
+    os.kill(parent(worker.pid), signal.SIGKILL)
+    wait_for(lambda: not alive(worker.pid))
+    worker.kill()
+    assert pool.run([call("echo", text="two")], timeout=30)[0].value == "two"
+
+
+def test_files_are_limited_all_together(tmp_path):
+    (tmp_path / "tools.py").write_text(FILL)
+    pool = WorkerPool(Sandbox(tmp_path, Limits(disk_bytes=5_000_000)), size=1)
+    (outcome,) = pool.run([call("fill")], timeout=30)
+    if pool.sandbox.walls.isolation is Isolation.BUBBLEWRAP:
+        assert "No space left" in outcome.message
+    else:
+        assert outcome.message == "the suite's code has more than 5 MB of files"
+    pool.close()
 
 
 def test_the_context_crosses_the_pipe(pool):
@@ -196,6 +271,22 @@ def test_sandboxes_end_when_their_host_is_killed(tmp_path):
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "the sandbox is still there"
         time.sleep(0.05)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes():
+    return subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout
+
+
+def parent(pid):
+    (line,) = re.findall(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    return int(line)
 
 
 def alive(pid):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Sandbox, SandboxStartError
+from dressage.sandbox.process import Sandbox, SandboxStartError, Worker
 from dressage.spec.event import TokenRole
 from dressage.spec.measure import RewardSpec
 from dressage.spec.status import Reason
@@ -19,9 +19,10 @@ from worker.training.rollout.rollout import StopReason
 from worker.training.rollout.template import ConversationTemplate
 
 CODE = '''
-import os
-from pathlib import Path
-from dressage.authoring import Environment, function_tool, measure, score
+import os, time
+from dressage.authoring import Environment, measure, score
+
+LOADED = time.monotonic()
 
 class Counter(Environment):
     async def reset(self, case):
@@ -29,8 +30,8 @@ class Counter(Environment):
         self.seed = case.seed
         if case.metadata.get("refuses"):
             raise RuntimeError("no power")
-        if case.metadata.get("refuses_once") and not os.path.exists("tried"):
-            open("tried", "w").close()
+        if case.metadata.get("refuses_once") and time.monotonic() < LOADED + 2:
+            time.sleep(2)
             raise RuntimeError("not yet")
         return f" (seed {case.seed})" if case.metadata.get("talks") else None
 
@@ -47,13 +48,7 @@ class Counter(Environment):
         pass
 
     def close(self):
-        with open("closed", "a") as file:
-            file.write(f"{self.total}\\n")
-
-@function_tool
-def closed() -> str:
-    """What was written on closing."""
-    return Path("closed").read_text()
+        raise RuntimeError(f"closed with {self.total}")
 
 @measure
 def total(context):
@@ -124,7 +119,16 @@ def test_public_methods_are_the_tools(pool):
     assert environment["tools"][0]["parameters"]["required"] == ["n"]
 
 
-def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, pool):
+def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, monkeypatch):
+    closed, call_worker = [], Worker.call
+
+    def noted(worker, request, *rest):
+        outcome = call_worker(worker, request, *rest)
+        if request["call"] == "close":
+            closed.append(outcome.message)
+        return outcome
+
+    monkeypatch.setattr(Worker, "call", noted)
     cases = [case("a", expect={"start": 10}), case("b")]
     rollouts, scored = play(
         cases,
@@ -136,9 +140,7 @@ def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, pool):
     assert results(rollouts[0]) == ["11", "13", "16"]
     assert results(rollouts[1]) == ["50"]
     assert [s.reward for s in scored] == [pytest.approx(0.16), pytest.approx(0.5)]
-    request = {"call": "tool", "name": "closed", "arguments": {}, "max_output": 100}
-    (closed,) = pool.run([(None, request)], timeout=10)
-    assert sorted(closed.value.split()) == ["16", "50"]
+    assert sorted(closed) == [f"RuntimeError: closed with {total}" for total in (16, 50)]
     assert all(not rollout.worker.alive for rollout in rollouts)
 
 

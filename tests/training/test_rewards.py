@@ -13,6 +13,8 @@ CODE = """
 import os, time
 from dressage.authoring import fail_reason, measure, pass_reason, score
 
+LOADED = time.monotonic()
+
 @measure
 def right(context):
     same = context.final.text == context.expect["answer"]
@@ -28,8 +30,8 @@ def broken(context):
 
 @measure
 def once(context):
-    if not os.path.exists("been_here"):
-        open("been_here", "w").close()
+    if time.monotonic() < LOADED + 2:
+        time.sleep(2)
         os._exit(1)
     return pass_reason("second try")
 """
