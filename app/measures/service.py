@@ -7,7 +7,7 @@ from pathlib import Path
 
 from app.db.engine import Sessions, unit_of_work
 from app.exceptions import FieldProblem, JobInvalid
-from app.jobs.admission.measures import bad_schemas, unknown_rewards
+from app.jobs.admission.measures import bad_rewards, unknown_rewards
 from app.jobs.admission.suite import missing_suite
 from app.policy import AdmissionPolicy
 from app.storage import Storage
@@ -43,7 +43,7 @@ async def preview(
         raise missing_suite(request.suite)
     problems = [
         *unknown_rewards(request.rewards, row),
-        *bad_schemas(request.rewards),
+        *bad_rewards(request.rewards),
         *policy.judge_problems(request.rewards),
     ]
     suite = await asyncio.to_thread(load, storage, row)

@@ -6,10 +6,11 @@ from functools import singledispatch
 from typing import Any
 
 import jsonschema
-import regex
+from referencing import Registry
 
 from dressage import strict_json
 from dressage.authoring.measure import MeasureContext, MeasureResult, fail_reason, pass_reason
+from dressage.sandbox.patterns import compile_pattern
 from dressage.spec.measure import (
     BuiltinMeasure,
     Contains,
@@ -69,8 +70,9 @@ def _(spec: Contains, context: MeasureContext) -> MeasureResult:
 
 @_verdict.register
 def _(spec: RegexMatch, context: MeasureContext) -> MeasureResult:
+    pattern = compile_pattern(spec.pattern)
     try:
-        found = regex.search(spec.pattern, context.final.text, timeout=REGEX_SECONDS)
+        found = pattern.search(context.final.text, timeout=REGEX_SECONDS)
     except TimeoutError:
         return fail_reason("the pattern took too long on this answer")
     if found and context.final.text.strip():
@@ -100,7 +102,9 @@ def _(spec: JsonSchema, context: MeasureContext) -> MeasureResult:
     validator = jsonschema.validators.validator_for(
         spec.json_schema, default=jsonschema.Draft202012Validator
     )
-    problem = jsonschema.exceptions.best_match(validator(spec.json_schema).iter_errors(content))
+    # An empty registry: without one, references to files and addresses are fetched.
+    checks = validator(spec.json_schema, registry=Registry())
+    problem = jsonschema.exceptions.best_match(checks.iter_errors(content))
     if problem:
         return fail_reason(f"{problem.json_path}: {problem.message}"[:500])
     return pass_reason("valid")

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, JobInvalid
 from app.exports.checks import export_problems
-from app.jobs.admission.measures import bad_schemas, unknown_rewards
+from app.jobs.admission.measures import bad_rewards, unknown_rewards
 from app.jobs.admission.model import model_problems
 from app.jobs.admission.suite import echo_problems, missing_suite, too_few_cases, unknown_names
 from app.policy import AdmissionPolicy
@@ -46,7 +46,7 @@ async def admit(
         *unknown_rewards(spec.rewards, suite),
         *too_few_cases(spec, suite.case_count),
         *echo_problems(spec, suite),
-        *bad_schemas(spec.rewards),
+        *bad_rewards(spec.rewards),
         *_needs_gpu(spec),
         *model_problems(spec.agent, models_dir=policy.models_dir, allowed=policy.allowed_models),
         *policy.network_problems(spec),

@@ -1,14 +1,22 @@
 """Whether the rewards of a job can be measured."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import UnknownDialect, specification_with
 
 from app.db.models import SuiteRow
 from app.exceptions import FieldProblem
-from dressage.spec.measure import JsonSchema, RewardSpec
+from dressage.sandbox.patterns import compile_pattern
+from dressage.spec.measure import JsonSchema, RegexMatch, RewardSpec
+
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+# Their schemas look at the same value as the schema that they are in.
+SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def unknown_rewards(rewards: Sequence[RewardSpec], suite: SuiteRow) -> list[FieldProblem]:
@@ -35,30 +43,99 @@ def unknown_rewards(rewards: Sequence[RewardSpec], suite: SuiteRow) -> list[Fiel
     return problems
 
 
-def bad_schemas(rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
-    """JSON schemas of rewards that are invalid, or that point outside."""
+def bad_rewards(rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
+    """Schemas and patterns of rewards that cannot work."""
     problems = []
     for at, reward in enumerate(rewards):
-        if not isinstance(reward.measure, JsonSchema):
+        if isinstance(reward.measure, JsonSchema):
+            problem, part = schema_problem(reward.measure.json_schema), "schema"
+        elif isinstance(reward.measure, RegexMatch):
+            problem, part = pattern_problem(reward.measure.pattern), "pattern"
+        else:
             continue
-        schema = reward.measure.json_schema
-        try:
-            validator_for(schema, default=Draft202012Validator).check_schema(schema)
-        except SchemaError as error:
-            message = f"not a JSON schema: {error.json_path}: {error.message}"[:500]
-            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
-        if _refers_elsewhere(schema):
-            message = "a $ref must stay inside the schema (#/…)"
-            problems.append(FieldProblem(field=f"rewards.{at}.measure.schema", message=message))
+        if problem:
+            problems.append(FieldProblem(field=f"rewards.{at}.measure.{part}", message=problem))
     return problems
 
 
-def _refers_elsewhere(schema: Any) -> bool:
-    if isinstance(schema, dict):
-        reference = schema.get("$ref", "#")
-        outside = isinstance(reference, str) and not reference.startswith("#")
-        return outside or any(_refers_elsewhere(value) for value in schema.values())
-    return isinstance(schema, list) and any(_refers_elsewhere(value) for value in schema)
+def pattern_problem(pattern: str) -> str | None:
+    """Why a regular expression cannot be run, if it cannot."""
+    try:
+        compile_pattern(pattern)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def schema_problem(schema: dict[str, Any]) -> str | None:
+    """Why nothing can be checked with a JSON schema, if nothing can."""
+    try:
+        validator = validator_for(schema, default=Draft202012Validator)
+        validator.check_schema(schema)
+        resource = Resource.from_contents(
+            schema, default_specification=specification_with(str(validator.META_SCHEMA["$id"]))
+        )
+        resolver = Registry().with_resource("", resource).resolver()
+        _Walk(resolver.lookup).everything(schema)
+    except SchemaError as error:
+        return f"not a JSON schema: {error.json_path}: {error.message}"[:500]
+    except (Unresolvable, UnknownDialect) as error:
+        return f"{getattr(error, 'ref', '$schema')!r} is not in the schema; a $ref must stay inside"
+    except ValueError as error:
+        return str(error)
+    except RecursionError:
+        return "the schema is nested too deeply"
+    return None
+
+
+class _Walk:
+    """Looks at each schema of a schema once, and where its references lead."""
+
+    def __init__(self, lookup: Callable[[str], Any]) -> None:
+        self._lookup = lookup
+        self._open: set[int] = set()  # by identity: what is looked at now, and what has been
+        self._done: set[int] = set()
+
+    def everything(self, part: Any) -> None:
+        """A schema with all that it holds.
+
+        Raises:
+            ValueError: A pattern is none, or a schema needs itself for the same value.
+            Unresolvable: A reference leads nowhere, or outside.
+        """
+        if isinstance(part, list):
+            for item in part:
+                self.everything(item)
+        if not isinstance(part, dict):
+            return
+        for pattern in (part.get("pattern"), *_keys(part.get("patternProperties"))):
+            problem = pattern_problem(pattern) if isinstance(pattern, str) else None
+            if problem:
+                raise ValueError(f"pattern {pattern!r}: {problem}")
+        self._same_value(part)
+        for name, value in part.items():
+            if name not in ("const", "enum", "default", "examples"):
+                self.everything(value)
+
+    def _same_value(self, part: Any) -> None:
+        if not isinstance(part, dict) or id(part) in self._done:
+            return
+        if id(part) in self._open:
+            raise ValueError("a $ref leads back to itself, without anything between")
+        self._open.add(id(part))
+        for name in SAME_VALUE:
+            schemas = part.get(name)
+            for schema in schemas if isinstance(schemas, list) else [schemas]:
+                self._same_value(schema)
+        for name in REFERENCES:
+            if isinstance(part.get(name), str):
+                self._same_value(self._lookup(part[name]).contents)
+        self._open.remove(id(part))
+        self._done.add(id(part))
+
+
+def _keys(value: Any) -> list[str]:
+    return list(value) if isinstance(value, dict) else []
 
 
 def listed(names: Iterable[str]) -> str:

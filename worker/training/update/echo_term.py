@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import regex
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from dressage.sandbox.patterns import compile_pattern
 from dressage.spec.event import EventType, TokenRole
 from dressage.spec.training import EchoSpec
 from worker.training.rollout.rollout import Rollout
@@ -65,9 +65,10 @@ class EchoTerm:
         """
         if self._spec.ignore_lines is None:
             return []
+        pattern = compile_pattern(self._spec.ignore_lines)
         spans, start = [], 0
         for line in re.split(r"(?<=\n)|(?<=\\n)", body):
-            if regex.search(self._spec.ignore_lines, line, timeout=PATTERN_SECONDS):
+            if pattern.search(line, timeout=PATTERN_SECONDS):
                 spans.append((start, start + len(line)))
             start += len(line)
         return spans
