@@ -1,16 +1,15 @@
 """All routes."""
 
-import asyncio
+from typing import Literal
 
-from fastapi import APIRouter
-from sqlalchemy import text
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
 
 from app.artifacts.endpoints import router as artifacts
-from app.db.engine import unit_of_work
-from app.dependencies import Parts
 from app.exceptions import PROBLEM_RESPONSES
 from app.exports.endpoints import router as exports
 from app.generations.endpoints import router as generations
+from app.health import OK, Health
 from app.jobs.endpoints import router as jobs
 from app.keys.endpoints import router as keys
 from app.measures.endpoints import router as measures
@@ -35,10 +34,22 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", tags=["service"])
-async def readyz(parts: Parts) -> dict[str, str]:
-    """The database and the artifact store answer, too."""
-    async with unit_of_work(parts.sessions) as session:
-        await session.execute(text("SELECT 1"))
-    await asyncio.to_thread(parts.storage.check)
-    return {"status": "ready"}
+class Readiness(BaseModel):
+    """What `/readyz` says."""
+
+    status: Literal["ready", "not_ready"]
+    checks: dict[str, str] = Field(description="Each part: `ok`, or what is wrong with it.")
+
+
+@router.get(
+    "/readyz",
+    tags=["service"],
+    responses={503: {"model": Readiness, "description": "Jobs would not run."}},
+)
+async def readyz(request: Request, response: Response) -> Readiness:
+    """Jobs run: the database takes writes; store, broker and scheduler answer."""
+    state: Health = request.app.state.health
+    found = await state.checks()
+    ready = all(text == OK for text in found.values())
+    response.status_code = 200 if ready else 503
+    return Readiness(status="ready" if ready else "not_ready", checks=found)

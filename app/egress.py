@@ -6,17 +6,32 @@ resolved once, here, and the connection goes to an address that passed. Redirect
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import httpcore2
+import idna
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+TOTAL_SECONDS = 30.0  # a receiver that sends a byte now and then is no better than one that hangs
 TIMEOUTS = {"connect": 10.0, "read": 20.0, "write": 20.0, "pool": 10.0}
 MAX_ANSWER_BYTES = 4096
+SAFE = "/%:@!$&'()*+,;=~?-._"
+LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
+SIX_TO_FOUR = ipaddress.IPv6Network("2002::/16")
+# IPv4-compatible, mapped, translated (RFC 2765), NAT64 (RFC 6052) and local NAT64 (RFC 8215).
+LAST_32_BITS = tuple(
+    map(
+        ipaddress.IPv6Network,
+        ("::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48"),
+    )
+)
 
 
 class AddressRefused(httpcore2.ConnectError):
@@ -40,28 +55,81 @@ class AllowedAddresses:
 
     def allows(self, address: Address) -> bool:
         """Whether the service may connect to it."""
-        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
-            address = address.ipv4_mapped
         if any(address in network for network in self.networks):
             return True
-        return address.is_global and not address.is_multicast
+        if isinstance(address, ipaddress.IPv4Address):
+            return address.is_global and not address.is_multicast
+        inner = embedded_ipv4(address)
+        if inner is not None:
+            return self.allows(inner)
+        return address in GLOBAL_UNICAST and address.is_global
 
     def problem(self, url: str) -> str | None:
         """What is wrong with a URL, as far as it can be known without a look at the network."""
         try:
-            parts = urlsplit(url)
-            host, _ = parts.hostname, parts.port
-        except ValueError as error:
-            return f"not a URL: {error}"
-        if parts.scheme not in ("http", "https") or not host:
-            return "must be an http:// or https:// URL with a host"
-        if parts.username or parts.password:
-            return "must not hold a user name or password"
-        try:
-            literal = ipaddress.ip_address(host)
+            host = urlsplit(normalized(url)).hostname
+            literal = ipaddress.ip_address(host or "")
+        except UrlError as error:
+            return str(error)
         except ValueError:
-            return None
-        return None if self.allows(literal) else _refusal(host)
+            return None  # a name: judged when it is resolved
+        return None if self.allows(literal) else _refusal(str(literal))
+
+
+class UrlError(ValueError):
+    """It is no URL that can be called; the message says why."""
+
+
+def normalized(url: str) -> str:
+    """A URL as it goes over the wire: its name in IDNA's letters, its path and query quoted.
+
+    Raises:
+        UrlError: It cannot be called.
+    """
+    if any(ord(character) <= ord(" ") or ord(character) == 0x7F for character in url):
+        raise UrlError("must not hold spaces or control characters")
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise UrlError(f"not a URL: {error}") from None
+    if parts.scheme not in ("http", "https") or not host:
+        raise UrlError("must be an http:// or https:// URL with a host")
+    if parts.username is not None or parts.password is not None:
+        raise UrlError("must not hold a user name or password")
+    if port == 0:
+        raise UrlError("not a URL: port 0")
+    path, query = (quote(part, safe=SAFE) for part in (parts.path, parts.query))
+    place = _host(host) + (f":{port}" if port else "")
+    return f"{parts.scheme}://{place}{path or '/'}{'?' + query if query else ''}"
+
+
+def _host(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        pass
+    else:
+        return f"[{address}]" if address.version == 6 else str(address)
+    name = host.removesuffix(".")
+    if not name.isascii():
+        try:
+            name = idna.encode(name, uts46=True).decode()
+        except idna.IDNAError as error:
+            raise UrlError(f"the host {host!r} is no name: {error}") from None
+    if len(name) > 253 or not all(LABEL.fullmatch(label) for label in name.split(".")):
+        raise UrlError(f"the host {host[:300]!r} is no name")
+    return name.lower()
+
+
+def embedded_ipv4(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that a translated, mapped or tunnelled IPv6 address leads to."""
+    number = int(address)
+    if address in SIX_TO_FOUR:
+        return ipaddress.IPv4Address(number >> 80 & 0xFFFFFFFF)
+    if any(address in network for network in LAST_32_BITS):
+        return ipaddress.IPv4Address(number & 0xFFFFFFFF)
+    return None
 
 
 class _CheckedBackend(httpcore2.AnyIOBackend):
@@ -92,8 +160,10 @@ async def post(
     Raises:
         AddressRefused: The operator does not allow the address it would go to.
         httpcore2.NetworkError: It did not arrive; or `TimeoutException`, `ProtocolError`.
+        TimeoutError: It takes longer than `TOTAL_SECONDS`, name and answer included.
     """
     async with (
+        asyncio.timeout(TOTAL_SECONDS),
         httpcore2.AsyncConnectionPool(network_backend=_CheckedBackend(allowed)) as pool,
         pool.stream(
             "POST", url, headers=headers, content=body, extensions={"timeout": TIMEOUTS}

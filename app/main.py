@@ -1,6 +1,5 @@
 """The API process: `uvicorn --factory app.main:create_app`."""
 
-import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from app.api import router
 from app.auth import keys
 from app.auth.keys import KeyCache
 from app.auth.limits import RateLimiter
+from app.background import Background
 from app.broker.celery import create_celery
 from app.db.engine import (
     Sessions,
@@ -25,6 +25,7 @@ from app.db.engine import (
 )
 from app.dependencies import Services
 from app.exceptions import add_handlers
+from app.health import Health
 from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
 from app.logs import configure_logs
@@ -72,9 +73,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 1000)
-        listening = asyncio.create_task(feed.listen())
+        background = Background()
+        api.state.health = Health(api.state.services, background)
+        background.start("feed", feed.listen)
         yield
-        listening.cancel()
+        await background.stop()
         await engine.dispose()
         await reading.dispose()
 

@@ -74,7 +74,7 @@ class Service:
                 os.sched_setaffinity(self.processes["api"].pid, {cores[-1]})
         while True:
             with contextlib.suppress(httpx2.HTTPError):
-                if httpx2.get(f"http://127.0.0.1:{self.port}/readyz").status_code == 200:
+                if httpx2.get(f"http://127.0.0.1:{self.port}/healthz").status_code == 200:
                     return
             time.sleep(0.1)
 

@@ -11,11 +11,13 @@ import secrets
 import socket
 import threading
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import structlog
 from celery.signals import celeryd_after_setup, worker_ready, worker_shutdown, worker_shutting_down
 
+from app.background import Background
 from app.broker.celery import create_celery
 from app.broker.wake import Queue, own_queue
 from app.db.engine import (
@@ -30,13 +32,14 @@ from app.scheduling.retries import RetryPolicy
 from app.settings import read_settings, require_isolation
 from app.storage import open_storage
 from app.workers import repository as workers
-from worker.cleaning import remove, runs_to_remove
-from worker.presence import describe, is_alive
+from worker.cleaning import remove, runs_to_remove, temporary_leftovers
+from worker.looking import Looking
+from worker.presence import describe
 from worker.supervisor.context import WorkerContext
 
 log = structlog.get_logger()
 
-PRESENCE_SECONDS = 5.0
+PRESENCE_SECONDS, STOP_SECONDS = 5.0, 15.0
 CLEANING_SECONDS = 3600.0
 
 
@@ -44,6 +47,7 @@ configure_logs()
 settings = read_settings()
 log.info("user_code.isolation", walls=require_isolation(settings.minimum_isolation))
 celery = create_celery(settings.celery_url)
+looking = Looking()
 celery.conf.imports = ("worker.tasks",)
 context = WorkerContext(
     worker_id=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -69,6 +73,7 @@ def _listen(instance: Any, **_: Any) -> None:
 def _announce(sender: Any, **_: Any) -> None:
     queues = {str(queue) for queue in sender.app.amqp.queues}
     queue = Queue.TRAINING if Queue.TRAINING in queues else Queue.EXPORTS
+    looking.room = sender.controller.concurrency
     threading.Thread(target=asyncio.run, args=(_beside(queue),), daemon=True).start()
 
 
@@ -79,12 +84,20 @@ def _stop(**_: Any) -> None:
 
 @worker_shutdown.connect  # type: ignore[untyped-decorator]
 def _leave(**_: Any) -> None:
+    looking.finish(STOP_SECONDS)
     asyncio.run(_gone())
 
 
 async def _beside(queue: Queue) -> None:
     sessions = create_sessions(create_engine(settings.sqlalchemy_url, pooled=False))
-    await asyncio.gather(_presence(sessions, queue), _clean(sessions))
+    background = Background()
+    background.start("presence", lambda: _presence(sessions, queue))
+    background.start("cleaning", lambda: _clean(sessions))
+    look = import_module("worker.tasks").LOOKS[queue]
+    background.start("looking", lambda: looking.now_and_then(look))
+    while not context.stopping.is_set():
+        await asyncio.sleep(1)
+    await background.stop()
 
 
 async def _clean(sessions: Sessions) -> None:
@@ -93,20 +106,17 @@ async def _clean(sessions: Sessions) -> None:
         with contextlib.suppress(*DATABASE_UNAVAILABLE):
             async with unit_of_work(sessions) as session:
                 unneeded = await runs_to_remove(session, settings.runs_dir, age)
-            await asyncio.to_thread(remove, unneeded)
+            await asyncio.to_thread(remove, unneeded + temporary_leftovers())
         await asyncio.sleep(CLEANING_SECONDS)
 
 
 async def _presence(sessions: Sessions, queue: Queue) -> None:
     presence = describe(queue, gpus=settings.gpus, labels=settings.worker_labels)
-    known = False
     while not context.stopping.is_set():
         try:
             async with asyncio.timeout(PRESENCE_SECONDS), unit_of_work(sessions) as session:
                 await workers.beat(session, context.worker_id, presence)
-                if not known:
-                    await workers.forget_dead(session, presence.hostname, is_alive)
-            known = True
+                await workers.forget_silent(session)
         except DATABASE_UNAVAILABLE as error:
             log.warning("presence.database", error=str(error).splitlines()[:1])
         await asyncio.sleep(PRESENCE_SECONDS)

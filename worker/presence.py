@@ -49,17 +49,6 @@ def describe(queue: Queue, *, gpus: int | None, labels: list[str]) -> Presence:
     )
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process of this host runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def _versions() -> dict[str, str]:
     known = {"python": platform.python_version()}
     for package in PACKAGES:

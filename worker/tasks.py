@@ -3,12 +3,11 @@
 import asyncio
 
 from app.broker.wake import Queue, wake
-from worker.celery_app import celery, context
+from worker.celery_app import celery, context, looking
 from worker.supervisor.export_run import run_next_export
 from worker.supervisor.training_run import run_next_job
 
 
-@celery.task(name=f"look_for_{Queue.TRAINING}")  # type: ignore[untyped-decorator]
 def look_for_training() -> None:
     """Run jobs until none is left for this worker; then tell the one that has the next."""
     while not context.stopping.is_set():
@@ -19,8 +18,22 @@ def look_for_training() -> None:
             return
 
 
-@celery.task(name=f"look_for_{Queue.EXPORTS}")  # type: ignore[untyped-decorator]
 def look_for_exports() -> None:
     """Run exports until none is left."""
     while not context.stopping.is_set() and asyncio.run(run_next_export(context)):
         pass
+
+
+LOOKS = {Queue.TRAINING: look_for_training, Queue.EXPORTS: look_for_exports}
+
+
+@celery.task(name=f"look_for_{Queue.TRAINING}")  # type: ignore[untyped-decorator]
+def told_of_training() -> None:
+    """A job may wait."""
+    looking.run(look_for_training)
+
+
+@celery.task(name=f"look_for_{Queue.EXPORTS}")  # type: ignore[untyped-decorator]
+def told_of_exports() -> None:
+    """An export may wait."""
+    looking.run(look_for_exports)

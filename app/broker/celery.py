@@ -2,9 +2,12 @@
 
 from celery import Celery
 
+from app.broker import transport
+
 
 def create_celery(broker: str) -> Celery:
     """Messages are short-lived wake-ups: acknowledged early, never redelivered, never results."""
+    transport.use()
     celery = Celery("dressage", broker=broker)
     celery.conf.update(
         task_acks_late=False,

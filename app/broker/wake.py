@@ -8,6 +8,7 @@ from enum import StrEnum
 import structlog
 from celery import Celery
 from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
 
 log = structlog.get_logger()
 
@@ -41,8 +42,19 @@ def wake(celery: Celery, whom: Queue | str) -> None:
             ignore_result=True,
             retry=False,
         )
-    except OperationalError as error:
+    except (OperationalError, RedisError) as error:
         log.warning("wake.failed", queue=queue, error=str(error))
+
+
+def broker_problem(celery: Celery) -> str | None:
+    """Why the broker takes no message, if it takes none."""
+    try:
+        with celery.connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, timeout=3)
+            connection.default_channel.client.set("dressage-readyz", "1", ex=60)
+    except (OperationalError, RedisError, OSError) as error:
+        return str(error)
+    return None
 
 
 class PendingWakes:

@@ -21,6 +21,7 @@ RETRYABLE = {
     Reason.WORKER_LOST: AttemptOutcome.LOST,
     Reason.STALLED: AttemptOutcome.STALLED,
     Reason.GPU_FAILED: AttemptOutcome.GPU_FAILED,
+    Reason.PROCESS_KILLED: AttemptOutcome.KILLED,
     Reason.DISK_FULL: AttemptOutcome.DISK_FULL,
     Reason.STORAGE_UNAVAILABLE: AttemptOutcome.STORAGE_UNAVAILABLE,
 }

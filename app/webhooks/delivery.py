@@ -6,23 +6,24 @@ import hashlib
 import hmac
 import json
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import httpcore2
 import structlog
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from app.db.engine import Sessions, unit_of_work
+from app.db.engine import DATABASE_UNAVAILABLE, Sessions, unit_of_work
 from app.db.models import DeliveryRow, WebhookRow
-from app.egress import AllowedAddresses, post
+from app.egress import TOTAL_SECONDS, AllowedAddresses, post
 from dressage.spec.webhook import DeliveryStatus
 
 log = structlog.get_logger()
 
-AT_ONCE = 20
+AT_ONCE, PER_TEAM, PER_WEBHOOK = 20, 5, 2
 SECRET_PREFIX = "whsec_"
 CLAIMED_FOR = timedelta(minutes=2)  # a sender that dies leaves its message to the next one
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -31,7 +32,6 @@ RETRY_AFTER = (
     *(5 * MINUTE, 30 * MINUTE, 2 * HOUR, 5 * HOUR, 10 * HOUR, 14 * HOUR, 20 * HOUR, 24 * HOUR),
 )
 GONE = 410
-FAILURES = (httpcore2.NetworkError, httpcore2.TimeoutException, httpcore2.ProtocolError)
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,52 @@ class Message:
     """A claimed delivery."""
 
     id: str
+    team: str
+    webhook_id: str
     url: str
     secret: str
     payload: dict[str, Any]
 
 
+class Sender:
+    """Sends messages, each on its own: a slow receiver delays only what is for it."""
+
+    def __init__(self, sessions: Sessions, allowed: AllowedAddresses) -> None:
+        self._sessions, self._allowed = sessions, allowed
+        self._running: dict[asyncio.Task[None], Message] = {}
+
+    async def start_due(self) -> int:
+        """Begin to send what is due, as far as there is room. Returns how many messages."""
+        room = AT_ONCE - len(self._running)
+        if room <= 0:
+            return 0
+        async with unit_of_work(self._sessions) as session:
+            messages = await _claim(session, room, list(self._running.values()))
+        for message in messages:
+            task = asyncio.create_task(self._deliver(message))
+            self._running[task] = message
+            task.add_done_callback(self._running.pop)
+        return len(messages)
+
+    async def finish(self) -> None:
+        """Wait for what is being sent."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _deliver(self, message: Message) -> None:
+        status, error = await _send(message, self._allowed)
+        try:
+            async with unit_of_work(self._sessions) as session:
+                await _settle(session, message.id, status, error)
+        except DATABASE_UNAVAILABLE as away:  # it is sent once more: receivers know its id
+            log.warning("webhooks.database", error=str(away).splitlines()[:1])
+
+
 async def deliver_due(sessions: Sessions, allowed: AllowedAddresses) -> int:
-    """Send what is due, many at a time. Returns how many messages were tried."""
-    async with unit_of_work(sessions) as session:
-        messages = await _claim(session)
-    results = await asyncio.gather(*(_send(message, allowed) for message in messages))
-    for message, (status, error) in zip(messages, results, strict=True):
-        async with unit_of_work(sessions) as session:
-            await _settle(session, message.id, status, error)
-    return len(messages)
+    """Send what is due now, to its end. Returns how many messages were tried."""
+    sender = Sender(sessions, allowed)
+    started = await sender.start_due()
+    await sender.finish()
+    return started
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
@@ -63,22 +95,51 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
-async def _claim(session: AsyncSession) -> list[Message]:
+async def _claim(session: AsyncSession, room: int, running: Sequence[Message]) -> list[Message]:
+    """What to send next: of each team and each webhook only so much at a time."""
     now = await session.scalar(select(func.clock_timestamp()))
     assert now
+    teams = Counter(message.team for message in running)
+    hooks = Counter(message.webhook_id for message in running)
+    turn = func.row_number().over(partition_by=WebhookRow.team, order_by=DeliveryRow.next_at)
+    due = (
+        select(DeliveryRow.id, turn.label("turn"))
+        .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
+        .where(
+            DeliveryRow.status == DeliveryStatus.PENDING,
+            DeliveryRow.next_at <= now,
+            WebhookRow.id.not_in([hook for hook, count in hooks.items() if count >= PER_WEBHOOK]),
+        )
+        .subquery()
+    )
     rows = await session.execute(
         select(DeliveryRow, WebhookRow)
         .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
-        .where(DeliveryRow.status == DeliveryStatus.PENDING, DeliveryRow.next_at <= now)
+        .join(due, due.c.id == DeliveryRow.id)
+        .where(due.c.turn <= AT_ONCE)
         .order_by(DeliveryRow.next_at)
-        .limit(AT_ONCE)
         .with_for_update(skip_locked=True, of=DeliveryRow)
     )
-    messages = []
+    messages: list[Message] = []
     for delivery, webhook in rows:
+        if len(messages) == room:
+            break
+        if teams[webhook.team] >= PER_TEAM or hooks[webhook.id] >= PER_WEBHOOK:
+            continue
+        teams[webhook.team] += 1
+        hooks[webhook.id] += 1
         delivery.attempts += 1
         delivery.next_at = now + CLAIMED_FOR
-        messages.append(Message(delivery.id, webhook.url, webhook.secret, delivery.payload))
+        messages.append(
+            Message(
+                delivery.id,
+                webhook.team,
+                webhook.id,
+                webhook.url,
+                webhook.secret,
+                delivery.payload,
+            )
+        )
     return messages
 
 
@@ -94,8 +155,10 @@ async def _send(message: Message, allowed: AllowedAddresses) -> tuple[int | None
     }
     try:
         status, answer = await post(allowed, message.url, headers, body)
-    except FAILURES as error:
-        return None, f"{type(error).__name__}: {error}"[:500]
+    except TimeoutError:
+        return None, f"no whole answer within {TOTAL_SECONDS:g} seconds"
+    except Exception as error:  # noqa: BLE001  what cannot be sent must not stop the others
+        return None, f"{type(error).__name__}: {error}"[:500].replace("\x00", "")
     accepted = 200 <= status < 300  # a redirect is none: it could lead anywhere
     return status, None if accepted else f"answered {status}: {answer[:300]}".replace("\x00", "")
 

@@ -13,6 +13,7 @@ from app.db.base import new_id, visible
 from app.db.models import DeliveryRow, WebhookRow
 from app.db.paging import newest_first, next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
+from app.egress import normalized
 from app.exceptions import FieldProblem, InvalidRequest, NotFound
 from app.webhooks.delivery import SECRET_PREFIX
 from dressage.spec.webhook import (
@@ -43,7 +44,7 @@ async def create_webhook(
     row = WebhookRow(
         id=new_id("webhook"),
         team=team,
-        url=spec.url,
+        url=normalized(spec.url),
         secret=secret,
         statuses=[str(status) for status in spec.statuses],
     )

@@ -1,10 +1,10 @@
 """Presence and state of workers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import case, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -14,6 +14,7 @@ from app.db.models import AttemptRow, WorkerRow
 from dressage.spec.status import AttemptOutcome, WorkerState
 
 WORKER_SILENT_AFTER = timedelta(seconds=15)
+FORGOTTEN_AFTER, LOOKED_AT_AFTER = timedelta(minutes=5), timedelta(days=1)
 SICK_AFTER = 2  # attempts in a row whose GPU could not be used
 
 
@@ -38,15 +39,14 @@ async def beat(session: AsyncSession, worker_id: str, presence: Presence) -> Non
     await session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
 
 
-async def forget_dead(
-    session: AsyncSession, hostname: str, is_alive: Callable[[int], bool]
-) -> None:
-    """Forget workers of this host whose process is gone: no plan may count on them."""
-    rows = await session.execute(
-        select(WorkerRow.id, WorkerRow.pid).where(WorkerRow.hostname == hostname)
-    )
-    dead = [worker_id for worker_id, pid in rows if not is_alive(pid)]
-    await session.execute(delete(WorkerRow).where(WorkerRow.id.in_(dead)))
+async def forget_silent(session: AsyncSession) -> None:
+    """Forget workers that have been silent for long; later, if an operator has to look at them.
+
+    Their silence alone decides: a process id means something in its own namespace only.
+    """
+    silence = func.clock_timestamp() - WorkerRow.heartbeat_at
+    needed = case((WorkerRow.state == WorkerState.ACTIVE, FORGOTTEN_AFTER), else_=LOOKED_AT_AFTER)
+    await session.execute(delete(WorkerRow).where(silence > needed))
 
 
 async def leave(session: AsyncSession, worker_id: str) -> None:

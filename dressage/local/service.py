@@ -165,7 +165,7 @@ class LocalService:
 
     def _answers(self) -> bool:
         try:
-            return httpx2.get(f"{self._options.url}/readyz", timeout=2).status_code == 200
+            return httpx2.get(f"{self._options.url}/healthz", timeout=2).status_code == 200
         except httpx2.HTTPError:
             return False
 

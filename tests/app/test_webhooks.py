@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
+import ipaddress
 import json
 import socket
 import threading
@@ -14,11 +16,13 @@ import httpcore2
 import psycopg
 import pytest
 from fastapi.testclient import TestClient
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.db.engine import create_engine, create_sessions
-from app.egress import AddressRefused, AllowedAddresses, post
+from app.egress import AddressRefused, AllowedAddresses, UrlError, normalized, post
 from app.main import create_app
-from app.webhooks.delivery import deliver_due
+from app.webhooks.delivery import PER_WEBHOOK, Sender, deliver_due
 from tests.servers import bearer
 
 LOOPBACK = AllowedAddresses.of(["127.0.0.0/8"])
@@ -159,6 +163,19 @@ def test_only_wanted_changes_of_ones_own_team_are_told(api, job_spec, receiver, 
         ("http://0.0.0.0/", "does not let the service call"),
         ("http://example.com:99999/", "not a URL"),
         ("nonsense", "http:// or https://"),
+        ("http://a..b/", "is no name"),
+        (f"http://{'x' * 64}.example.com/", "is no name"),
+        ("http://ex ample.com/", "spaces or control characters"),
+        ("http://example.com/\u00e9\n", "spaces or control characters"),
+        ("http://\u2260\u2260.example/", "is no name"),
+        ("http://example.com:0/", "port 0"),
+        *(
+            (f"http://[{address}]/", "does not let the service call")
+            for address in (
+                *("64:ff9b::7f00:1", "64:ff9b:1::a00:1", "2002:7f00:1::", "::7f00:1", "::1"),
+                *("::ffff:0:7f00:1", "fec0::1", "fe80::1", "fd00::1", "ff02::1", "100::1"),
+            )
+        ),
     ],
 )
 def test_addresses_that_are_refused_at_once(api, url, sentence):
@@ -167,8 +184,110 @@ def test_addresses_that_are_refused_at_once(api, url, sentence):
     assert sentence in answer.json()["detail"]
 
 
-def test_a_public_name_is_accepted(api):
-    assert api.post("/webhooks", json={"url": "https://ci.example.com/x"}).status_code == 201
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://ci.example.com/x", "https://ci.example.com/x"),
+        ("https://Bücher.example/é?q=ü", "https://xn--bcher-kva.example/%C3%A9?q=%C3%BC"),
+        ("http://my_host.example:8080", "http://my_host.example:8080/"),
+        ("http://[2606:4700::1111]/a%20b", "http://[2606:4700::1111]/a%20b"),
+        ("http://[64:ff9b::808:808]/", "http://[64:ff9b::808:808]/"),
+    ],
+)
+def test_a_public_address_is_accepted_as_it_goes_over_the_wire(api, url, kept):
+    answer = api.post("/webhooks", json={"url": url})
+    assert (answer.status_code, answer.json()["url"]) == (201, kept)
+
+
+@given(st.text(max_size=40), st.sampled_from(["http://", "https://", "http://[", ""]))
+def test_whatever_is_given_is_refused_or_can_be_sent(text, scheme):
+    try:
+        url = normalized(scheme + text)
+    except UrlError:
+        return
+    httpcore2.Request("POST", url)
+    assert url.isascii()
+    assert normalized(url) == url
+
+
+@given(st.ip_addresses(v=4), st.sampled_from(["::{}", "::ffff:{}", "64:ff9b::{}", "::ffff:0:{}"]))
+def test_an_ipv4_address_is_judged_in_every_disguise(address, form):
+    dressed = ipaddress.ip_address(form.format(address))
+    assert AllowedAddresses().allows(dressed) == AllowedAddresses().allows(address)
+
+
+def test_a_url_that_cannot_be_sent_hinders_no_other_and_fails_by_name(
+    api, cancelled, receiver, deliver, database_url
+):
+    """As one that was stored before there was a check."""
+    hook, _ = cancelled
+    bad = api.post("/webhooks", json={"url": receiver.url, "statuses": ["cancelled"]}).json()
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "UPDATE webhooks SET url = 'http://b\u00fccher.example/' WHERE id = %s", (bad["id"],)
+        )
+        connection.execute(
+            "INSERT INTO deliveries (id, webhook_id, status, attempts, next_at, payload) "
+            "SELECT 'bad', %s, status, attempts, now() - interval '1 hour', payload "
+            "FROM deliveries",
+            (bad["id"],),
+        )
+    assert deliver() == 2
+    assert len(receiver.got) == 1
+    (failed,) = api.get(f"/webhooks/{bad['id']}/deliveries").json()["items"]
+    assert failed["last_error"]
+
+
+def test_a_receiver_that_never_ends_its_answer_is_given_up_and_delays_nobody(
+    api, cancelled, receiver, settings, monkeypatch, database_url
+):
+    monkeypatch.setattr("app.egress.TOTAL_SECONDS", 2.0)
+    slow = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_drip, args=(slow,), daemon=True).start()
+    hook, _ = cancelled
+    bad = api.post(
+        "/webhooks",
+        json={"url": f"http://127.0.0.1:{slow.getsockname()[1]}/", "statuses": ["cancelled"]},
+    ).json()
+    with psycopg.connect(database_url) as connection:
+        for number in range(30):
+            connection.execute(
+                "INSERT INTO deliveries (id, webhook_id, status, attempts, next_at, payload) "
+                "SELECT %s, %s, 'pending', 0, now() - interval '1 hour', payload "
+                "FROM deliveries WHERE webhook_id = %s",
+                (f"slow{number}", bad["id"], hook["id"]),
+            )
+
+    async def inside():
+        engine = create_engine(settings.sqlalchemy_url)
+        sender = Sender(create_sessions(engine), LOOPBACK)
+        assert await sender.start_due() == PER_WEBHOOK + 1
+        while not receiver.got:
+            await asyncio.sleep(0.05)
+        assert await sender.start_due() == 0  # while its two are out, the slow one gets no more
+        await sender.finish()
+        await engine.dispose()
+
+    asyncio.run(inside())
+    errors = {d["last_error"] for d in api.get(f"/webhooks/{bad['id']}/deliveries").json()["items"]}
+    assert errors == {None, "no whole answer within 30 seconds"}
+    slow.close()
+
+
+def _drip(server):
+    open_ = []
+    while True:
+        connection, _ = server.accept()
+        open_.append(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        threading.Thread(target=_a_byte_now_and_then, args=(connection,), daemon=True).start()
+
+
+def _a_byte_now_and_then(connection):
+    with contextlib.suppress(OSError):
+        while True:
+            connection.sendall(b"x")
+            time.sleep(0.2)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])

@@ -83,7 +83,7 @@ class Cluster:
 
         def ready():
             with contextlib.suppress(httpx2.HTTPError):
-                return httpx2.get(f"{self.url}/readyz", timeout=2).status_code == 200
+                return httpx2.get(f"{self.url}/healthz", timeout=2).status_code == 200
 
         wait_for(ready)
 
@@ -132,6 +132,19 @@ class Cluster:
         with psycopg.connect(self._postgres.url) as connection:
             found = connection.execute(statement, parameters)
             return found.fetchall() if found.description else None
+
+    def let_postgres_write(self, *, allowed):
+        """As after a failover to a standby: what is connected is cut off, the rest is read-only."""
+        options = "-c default_transaction_read_only=off"
+        with psycopg.connect(self._postgres.url, options=options, autocommit=True) as connection:
+            value = "off" if allowed else "on"
+            connection.execute(
+                f"ALTER DATABASE dressage SET default_transaction_read_only = {value}"
+            )
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = 'dressage' AND pid <> pg_backend_pid()"
+            )
 
     def attempts(self, job_id):
         return self.query(

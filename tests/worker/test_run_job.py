@@ -93,7 +93,6 @@ def test_all_files_of_a_job_as_one_tar(api, context, submit):
     ("script", "reason", "message"),
     [
         ("user error", "user_code_error", "your measure is broken"),
-        ("segfault", "internal_error", "signal 11"),
     ],
 )
 def test_a_child_that_fails_gives_its_reason(api, context, submit, script, reason, message):
@@ -127,7 +126,33 @@ def test_full_memory_is_tried_once_more_with_half_the_micro_batch(api, context, 
     assert changed[-2:] == ["training.batch_size", "training.gradient_accumulation"]
 
 
-def test_memory_that_stays_full_fails_the_job(api, context, submit):
+@pytest.mark.parametrize(("script", "name"), [("segfault", "SIGSEGV"), ("killed", "SIGKILL")])
+def test_a_child_that_a_signal_ends_is_started_again_up_to_the_limit(
+    api, context, submit, script, name
+):
+    job_id = submit(script)
+    policy = dataclasses.replace(context.retry_policy, back_off_seconds=0)
+    patient = dataclasses.replace(context, retry_policy=policy)
+    assert [work(patient) for _ in range(3)] == [True, True, False]
+    job = api.get(f"/jobs/{job_id}").json()
+    assert (job["status"], job["reason"]) == ("failed", "process_killed")
+    assert job["message"] == f"the process was ended by {name}; 2 tries are the limit"
+
+
+def test_a_kill_while_the_kernel_ended_processes_for_memory_is_full_memory(
+    api, context, submit, monkeypatch
+):
+    counted = iter(range(100))
+    monkeypatch.setattr("worker.supervisor.process.memory_kills", lambda: next(counted))
+    job_id = submit("killed")
+    assert work(context)
+    queued = api.get(f"/jobs/{job_id}").json()
+    assert (queued["status"], queued["reason"]) == ("queued", "out_of_memory")
+
+
+def test_memory_that_stays_full_fails_the_job(api, context, submit, monkeypatch):
+    counted = iter(range(100))
+    monkeypatch.setattr("worker.supervisor.process.memory_kills", lambda: next(counted))
     job_id = submit("killed", exports=[{"type": "gguf"}])
     assert [work(context) for _ in range(3)] == [True, True, False]
     job = api.get(f"/jobs/{job_id}").json()

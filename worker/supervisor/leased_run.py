@@ -148,6 +148,7 @@ class LeasedRun(ABC):
             elif ending is Ending.CANCELLED:
                 await until_stored(self.settle_cancelled)
             elif ending is Ending.EXITED:
-                await self.settle(read_outcome(self.path, child.returncode))
+                full = child.memory_was_full
+                await self.settle(read_outcome(self.path, child.returncode, memory_was_full=full))
         finally:
             await child.kill()  # whatever went wrong here, no child outlives its supervisor

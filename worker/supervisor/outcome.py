@@ -9,8 +9,7 @@ from app.storage import StorageUnavailable
 from dressage.spec.status import Reason
 from worker.wire.run_dir import DISK_FULL_EXIT, FAILURE, MANIFEST, FailureFile, Manifest
 
-# Of the process itself, or of one of several that it started.
-OUT_OF_MEMORY_KILLS = (-signal.SIGKILL, 128 + signal.SIGKILL)
+BY_SIGNAL = 128  # what a parent's exit code adds to the signal that ended its child
 
 
 class CannotRun(Exception):
@@ -30,8 +29,22 @@ class Outcome:
     message: str = ""
 
 
-def read_outcome(run: Path, returncode: int | None) -> Outcome:
-    """Read the manifest, else the failure, else judge by the exit code."""
+def ended_by(returncode: int | None) -> int | None:
+    """The signal that ended a process, or one of several that it started."""
+    if returncode is None or 0 <= returncode <= BY_SIGNAL:
+        return None
+    number = -returncode if returncode < 0 else returncode - BY_SIGNAL
+    return number if number in signal.valid_signals() else None
+
+
+def read_outcome(run: Path, returncode: int | None, *, memory_was_full: bool) -> Outcome:
+    """Read the manifest, else the failure, else judge by how the process ended.
+
+    Args:
+        run: Its directory.
+        returncode: Negative for a signal.
+        memory_was_full: Whether the system has killed processes for memory while it ran.
+    """
     if (run / MANIFEST).is_file():
         manifest = Manifest.model_validate_json((run / MANIFEST).read_bytes())
         if manifest.failure:
@@ -42,18 +55,21 @@ def read_outcome(run: Path, returncode: int | None) -> Outcome:
         return Outcome(None, failure.reason, failure.message)
     if returncode == DISK_FULL_EXIT:
         return Outcome(None, Reason.DISK_FULL, "the disk of the run directory is full")
-    if returncode in OUT_OF_MEMORY_KILLS:
+    number = ended_by(returncode)
+    if number == signal.SIGKILL and memory_was_full:
         return Outcome(
             None,
             Reason.OUT_OF_MEMORY,
             "the training process was killed, as the system does when memory is full; lower "
             "batch_size or max_completion_length",
         )
-    what = f"signal {-returncode}" if returncode and returncode < 0 else f"exit code {returncode}"
+    if number:
+        name = signal.Signals(number).name
+        return Outcome(None, Reason.PROCESS_KILLED, f"the process was ended by {name}")
     return Outcome(
         None,
         Reason.INTERNAL_ERROR,
-        f"the process ended with {what} and gave no reason; see its log",
+        f"the process ended with exit code {returncode} and gave no reason; see its log",
     )
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +16,6 @@ KEPT = (
     "LC_ALL",
     "TZ",
     "HOME",
-    "TMPDIR",
     "LD_LIBRARY_PATH",
     "DRESSAGE_JUDGE_KEY",
 )
@@ -25,24 +26,32 @@ GRACE_SECONDS = 5.0
 class ChildProcess:
     """`python -m MODULE RUN_DIR`; its output goes to `output.log` in the run directory."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
+        self._process, self._temporary = process, temporary
+        self._kills_before = memory_kills()
 
     @classmethod
     async def start(
         cls, module: str, run: Path, *, gpu_indexes: Sequence[int] = ()
     ) -> "ChildProcess":
         """Start it, able to see these GPUs of the worker and no other one."""
+        temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix()))
+        temporary.chmod(0o711)  # passable for the user that suites' code runs as
         with (run / "output.log").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, str(run)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=_environment(gpu_indexes),
+                env={**_environment(gpu_indexes), "TMPDIR": str(temporary)},
                 start_new_session=True,
             )
-        return cls(process)
+        return cls(process, temporary)
+
+    @property
+    def memory_was_full(self) -> bool:
+        """Whether the system has killed processes for memory since the start."""
+        return memory_kills() > self._kills_before
 
     @property
     def returncode(self) -> int | None:
@@ -62,10 +71,28 @@ class ChildProcess:
             self._signal(signal.SIGKILL)
             await self._process.wait()
         self._signal(signal.SIGKILL)  # whatever it left behind
+        await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
+
+
+def temporary_prefix() -> str:
+    """Of the temporary folder of a child of this worker."""
+    return f"dressage-run-{os.getpid()}-"
+
+
+def memory_kills() -> int:
+    """How many processes the kernel has killed for memory: on this host, or in this container."""
+    counted = 0
+    for file in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        with contextlib.suppress(OSError):
+            for line in Path(file).read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    counted += int(value)
+    return counted
 
 
 def _environment(gpu_indexes: Sequence[int]) -> dict[str, str]:

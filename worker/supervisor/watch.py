@@ -1,6 +1,7 @@
 """Watches a child: relays its events, keeps its lease, ends it when it has to end."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
@@ -13,6 +14,7 @@ from app.scheduling.leases import StaleLease
 from app.storage import StorageUnavailable
 from dressage.spec.status import JobStatus
 from worker.supervisor.context import WorkerContext
+from worker.supervisor.outcome import ended_by
 from worker.supervisor.process import ChildProcess
 
 log = structlog.get_logger()
@@ -20,6 +22,10 @@ log = structlog.get_logger()
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 10.0  # a database that takes longer is away
 STORE_AGAIN_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 5.0
+# Who stops a service may tell all its processes at once.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_NOTICED_SECONDS = 3.0
 T = TypeVar("T")
 
 
@@ -55,16 +61,16 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
     A worker that cannot reach the database for most of its lease ends its own child, before the
     lease passes to another worker.
     """
-    confirmed, more = time.monotonic(), False
+    confirmed, more, away = time.monotonic(), False, 0
     while True:
         exited = await child.wait(0 if more else POLL_SECONDS)
-        if context.stopping.is_set() and not exited:
+        if await _stops(context, child, exited=exited):
             await child.kill()
             return Ending.STOPPING
         try:
             async with asyncio.timeout(min(ANSWER_SECONDS, 0.4 * context.lease_seconds)):
                 status = await work.heartbeat()
-            confirmed = time.monotonic()
+            confirmed, away = time.monotonic(), 0
             if status is JobStatus.CANCELLING:
                 await child.kill()
                 return Ending.CANCELLED
@@ -76,15 +82,32 @@ async def watch(context: WorkerContext, child: ChildProcess, work: Watched) -> E
             await child.kill()
             return Ending.STALE
         except DATABASE_UNAVAILABLE as error:
-            log.warning("database.unreachable", error=str(error).splitlines()[:1])
+            away += 1
+            log.warning("database.unreachable", error=str(error).splitlines()[:1], tries=away)
             if time.monotonic() - confirmed > 0.8 * context.lease_seconds and not exited:
                 await child.kill()
                 return Ending.STALE
+            await asyncio.sleep(before_next(away))
             continue
         if exited and not more:
             return Ending.EXITED
         if work.has_stalled():
             return Ending.STALLED
+
+
+async def _stops(context: WorkerContext, child: ChildProcess, *, exited: bool) -> bool:
+    """Whether this worker is being stopped. A stop may have ended the child first."""
+    if exited and ended_by(child.returncode) in STOP_SIGNALS:
+        for _ in range(int(STOP_NOTICED_SECONDS / POLL_SECONDS)):
+            if context.stopping.is_set():
+                return True
+            await asyncio.sleep(POLL_SECONDS)
+    return context.stopping.is_set() and not exited
+
+
+def before_next(tries: int) -> float:
+    """Seconds to wait after so many tries in a row that failed: longer and longer."""
+    return float(min(POLL_SECONDS * 2 ** min(tries - 1, 10), LONGEST_WAIT_SECONDS))
 
 
 async def patiently(context: WorkerContext, work: Watched, slow: Callable[[], T]) -> T:
@@ -124,10 +147,12 @@ async def until_stored(write: Callable[[], Awaitable[T]]) -> T:
     Raises:
         StaleLease: From the transaction; the work is somebody else's by now, or is stored already.
     """
+    tries = 0
     while True:
         try:
             async with asyncio.timeout(ANSWER_SECONDS * 6):
                 return await write()
         except DATABASE_UNAVAILABLE as error:
-            log.warning("database.unreachable", error=str(error).splitlines()[:1])
-            await asyncio.sleep(POLL_SECONDS)
+            tries += 1
+            log.warning("database.unreachable", error=str(error).splitlines()[:1], tries=tries)
+            await asyncio.sleep(before_next(tries))

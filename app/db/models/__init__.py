@@ -5,6 +5,7 @@ from app.db.models.attempt import AttemptRow
 from app.db.models.audit import AuditRow
 from app.db.models.event import EventRow
 from app.db.models.export import ExportRow
+from app.db.models.heartbeat import HeartbeatRow
 from app.db.models.job import JobRow
 from app.db.models.key import KeyRow
 from app.db.models.orphan_blob import OrphanBlobRow
@@ -22,6 +23,7 @@ __all__ = [
     "DeliveryRow",
     "EventRow",
     "ExportRow",
+    "HeartbeatRow",
     "JobRow",
     "KeyRow",
     "OrphanBlobRow",
