@@ -101,7 +101,7 @@ async def _claim(session: AsyncSession, room: int, running: Sequence[Message]) -
     assert now
     teams = Counter(message.team for message in running)
     hooks = Counter(message.webhook_id for message in running)
-    turn = func.row_number().over(partition_by=WebhookRow.team, order_by=DeliveryRow.next_at)
+    turn = func.row_number().over(partition_by=WebhookRow.id, order_by=DeliveryRow.next_at)
     due = (
         select(DeliveryRow.id, turn.label("turn"))
         .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
@@ -116,7 +116,7 @@ async def _claim(session: AsyncSession, room: int, running: Sequence[Message]) -
         select(DeliveryRow, WebhookRow)
         .join(WebhookRow, WebhookRow.id == DeliveryRow.webhook_id)
         .join(due, due.c.id == DeliveryRow.id)
-        .where(due.c.turn <= AT_ONCE)
+        .where(due.c.turn <= PER_WEBHOOK)
         .order_by(DeliveryRow.next_at)
         .with_for_update(skip_locked=True, of=DeliveryRow)
     )
