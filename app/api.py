@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from app.artifacts.endpoints import router as artifacts
 from app.exceptions import PROBLEM_RESPONSES
 from app.exports.endpoints import router as exports
+from app.gate import ApiRouter
 from app.generations.endpoints import router as generations
 from app.health import OK, Health
 from app.jobs.endpoints import router as jobs
@@ -20,7 +21,7 @@ from app.teams.endpoints import router as teams
 from app.webhooks.endpoints import router as webhooks
 from app.workers.endpoints import router as workers
 
-router = APIRouter(responses=PROBLEM_RESPONSES)
+router = ApiRouter(responses=PROBLEM_RESPONSES)
 for part in (
     *(suites, jobs, exports, artifacts, measures, sweeps, generations),
     *(queue, workers, teams, keys, webhooks),

@@ -2,16 +2,19 @@
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+import structlog
 from celery import Celery
 from fastapi import Depends, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import ORMExecuteState, Session, UOWTransaction
 
 from app.auth import audit
 from app.auth.keys import Caller, KeyCache
-from app.auth.limits import RateLimiter
+from app.auth.limits import RateLimiter, RefusalLimiter
 from app.broker.wake import PendingWakes, wake
 from app.db.engine import Sessions, unit_of_work
 from app.db.models import JobRow
@@ -21,6 +24,8 @@ from app.lifecycle.jobs import find_job
 from app.policy import AdmissionPolicy
 from app.storage import Storage
 from dressage.spec.team import Role
+
+log = structlog.get_logger()
 
 # The small ones are async, too: FastAPI sends every other one through a thread.
 READS = ("GET", "HEAD")
@@ -34,6 +39,7 @@ class Services:
     sessions: Sessions
     key_cache: KeyCache
     limiter: RateLimiter
+    refusals: RefusalLimiter
     celery: Celery
     storage: Storage
     policy: AdmissionPolicy
@@ -47,10 +53,36 @@ async def services(request: Request) -> Services:
     return found
 
 
+async def identify(request: Request) -> Caller:
+    """Who sends this request, found once.
+
+    Raises:
+        Unauthorized: There is no key, or not a valid one.
+        TooManyRequests: Its address has sent too many of those.
+    """
+    known: Caller | None = getattr(request.state, "caller", None)
+    if known:
+        return known
+    parts = await services(request)
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    given = secret.strip() if scheme.lower() == "bearer" else ""
+    caller = await parts.key_cache.identify(given) if given else None
+    if caller is None:
+        address = request.client.host if request.client else ""
+        log.warning("auth.refused", address=address, path=request.url.path, key=given[:8] or None)
+        parts.refusals.count(address)
+        raise Unauthorized(
+            "send a valid API key: `Authorization: Bearer drs_…`; an operator makes one with "
+            "`dressage keys create`"
+        )
+    request.state.caller = caller
+    return caller
+
+
 async def current_caller(
     request: Request,
     parts: Annotated[Services, Depends(services)],
-    credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+    _: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],  # shown in the docs
 ) -> Caller:
     """The caller, by the key in the request.
 
@@ -59,12 +91,7 @@ async def current_caller(
         NotAllowed: A viewer wants to change something.
         TooManyRequests: The key has asked too often.
     """
-    caller = await parts.key_cache.identify(credentials.credentials) if credentials else None
-    if caller is None:
-        raise Unauthorized(
-            "send a valid API key: `Authorization: Bearer drs_…`; an operator makes one with "
-            "`dressage keys create`"
-        )
+    caller = await identify(request)
     parts.limiter.count(caller)
     if caller.role is Role.VIEWER and request.method not in READS:
         raise NotAllowed("this key is a viewer's: it may look, but change nothing")
@@ -100,13 +127,26 @@ class Transaction:
     def __init__(self, session: AsyncSession, celery: Celery, note: Callable[[], None]) -> None:
         self.session, self.wakes = session, PendingWakes()
         self._celery, self._note = celery, note
-        self._noted = False
+        self._changed = self._noted = False
+        event.listen(session.sync_session, "after_flush", self._flushed)
+        event.listen(session.sync_session, "do_orm_execute", self._executed)
 
-    def note(self) -> None:
-        """Write the change down, in the transaction that makes it."""
-        if not self._noted:
+    async def note(self) -> None:
+        """Write down that something was stored, in the transaction that stores it."""
+        await self.session.flush()
+        if self._changed and not self._noted:
             self._noted = True
             self._note()
+
+    def _flushed(self, session: Session, _: UOWTransaction) -> None:
+        self._changed |= bool(session.new or session.dirty or session.deleted)
+
+    def _executed(self, state: ORMExecuteState) -> Any:
+        if not (state.is_insert or state.is_update or state.is_delete):
+            return None
+        result = state.invoke_statement()
+        self._changed |= getattr(result, "rowcount", 1) != 0
+        return result
 
     def wake(self) -> None:
         """Wake the workers for what is committed."""
@@ -115,7 +155,7 @@ class Transaction:
 
     async def commit(self) -> None:
         """Commit before the answer is ready; nothing can be written after it."""
-        self.note()
+        await self.note()
         await self.session.commit()
         self.wake()
 
@@ -128,22 +168,21 @@ async def transaction(
 ) -> AsyncIterator[Transaction]:
     """One transaction for one request, committed before the answer is sent.
 
-    What it changes is written down in it, with who did it.
+    What it stores is written down in it, with who did it, whatever the request says of itself.
     """
 
     def note() -> None:
-        if request.method not in READS and not request.query_params.get("dry_run"):
-            audit.note(
-                session,
-                caller,
-                action=f"{request.method} {request.scope['route'].path}",
-                target=response.headers.get("location", request.url.path),
-            )
+        audit.note(
+            session,
+            caller,
+            action=f"{request.method} {request.scope['route'].path}",
+            target=response.headers.get("location", request.url.path),
+        )
 
     async with unit_of_work(services.sessions) as session:
         given = Transaction(session, services.celery, note)
         yield given
-        given.note()
+        await given.note()
     given.wake()
 
 

@@ -75,7 +75,7 @@ class TooManyRequests(ServiceError):
     status, code = 429, "too_many_requests"
 
     def __init__(self, wait_seconds: float) -> None:
-        super().__init__(f"this key asks too often; wait {wait_seconds:.1f} s")
+        super().__init__(f"asked too often; wait {wait_seconds:.1f} s")
         self.wait_seconds = wait_seconds
 
 
@@ -147,6 +147,12 @@ class UploadTooLarge(ServiceError):
     """The upload is over the operator's limit."""
 
     status, code = 413, "upload_too_large"
+
+
+class UnsupportedEncoding(ServiceError):
+    """The body is compressed."""
+
+    status, code = 415, "unsupported_encoding"
 
 
 class SuiteInvalid(ServiceError):

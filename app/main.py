@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.staticfiles import StaticFiles
@@ -13,7 +14,7 @@ from fastapi.staticfiles import StaticFiles
 from app.api import router
 from app.auth import keys
 from app.auth.keys import KeyCache
-from app.auth.limits import RateLimiter
+from app.auth.limits import RateLimiter, RefusalLimiter
 from app.background import Background
 from app.broker.celery import create_celery
 from app.db.engine import (
@@ -25,6 +26,7 @@ from app.db.engine import (
 )
 from app.dependencies import Services
 from app.exceptions import add_handlers
+from app.head import AnswerHead
 from app.health import Health
 from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
@@ -56,6 +58,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             sessions=sessions,
             key_cache=KeyCache(sessions),
             limiter=RateLimiter(settings.requests_per_minute),
+            refusals=RefusalLimiter(),
             celery=create_celery(settings.celery_url),
             storage=open_storage(settings.storage, links=settings.storage_links),
             policy=AdmissionPolicy(
@@ -86,10 +89,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         version="0.1.0",
         description="Reinforcement learning for tool-using agents, as a service.",
         lifespan=lifespan,
+        root_path=settings.root_path,
         docs_url=None,
         redoc_url=None,
     )
     add_handlers(api)
+    api.add_middleware(AnswerHead)
+    if settings.allowed_origins:
+        api.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "Idempotency-Key", "Last-Event-ID"],
+        )
     api.include_router(router)
     api.mount(ASSETS, StaticFiles(packages=[("fastapi_swagger", "resources")]))
 
@@ -97,16 +109,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def documentation() -> HTMLResponse:
         # FastAPI's own page loads its scripts from a CDN: it would stay blank without internet.
         return get_swagger_ui_html(
-            openapi_url="/openapi.json",
+            openapi_url="openapi.json",
             title="Dressage",
-            swagger_js_url=f"{ASSETS}/swagger-ui-bundle.js",
-            swagger_css_url=f"{ASSETS}/swagger-ui.css",
-            swagger_favicon_url=f"{ASSETS}/favicon-32x32.png",
+            swagger_js_url=f"{ASSETS[1:]}/swagger-ui-bundle.js",
+            swagger_css_url=f"{ASSETS[1:]}/swagger-ui.css",
+            swagger_favicon_url=f"{ASSETS[1:]}/favicon-32x32.png",
         )
 
     @api.get("/", include_in_schema=False)
     async def home() -> RedirectResponse:
-        return RedirectResponse("/docs")
+        return RedirectResponse("docs")
 
     return api
 

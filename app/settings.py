@@ -83,6 +83,15 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Private networks (CIDR) that webhooks may reach, beside public addresses.",
     )
+    root_path: str = Field(
+        default="",
+        pattern=r"^(/[A-Za-z0-9._~-]+)*$",
+        description="Path below which a proxy serves the API (`/dressage`) and which it removes.",
+    )
+    allowed_origins: list[str] = Field(
+        default_factory=list,
+        description="Web origins (`https://tools.example.com`) whose pages may call the API.",
+    )
     requests_per_minute: int = Field(
         default=6000, ge=0, description="Of one key, in one API process; 0 is no limit."
     )

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
 
 from app import examples
@@ -11,9 +11,10 @@ from app.artifacts.archive import stream_tar
 from app.artifacts.download import answer
 from app.dependencies import InTransaction, Parts, VisibleJob
 from app.exceptions import NotFound
+from app.gate import ApiRouter
 from dressage.spec.artifact import Artifact, ArtifactKind
 
-router = APIRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
+router = ApiRouter(prefix="/jobs/{job_id}/artifacts", tags=["artifacts"])
 
 
 @router.get("", responses=examples.shown([examples.ARTIFACT]))

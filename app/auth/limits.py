@@ -1,12 +1,37 @@
 """How often a key may ask: a token bucket for each key, in this process."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from app.auth.keys import Caller
 from app.exceptions import TooManyRequests
 
 BURST_SECONDS = 10.0  # of its rate that a rested key may ask at once
+
+
+REFUSALS_PER_MINUTE = 600
+
+
+class RefusalLimiter:
+    """Allows so many requests without a valid key to each address."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._minute, self._counted = 0, Counter[str]()
+
+    def count(self, address: str) -> None:
+        """One more.
+
+        Raises:
+            TooManyRequests: With the seconds to wait.
+        """
+        now = self._clock()
+        if int(now // 60) != self._minute:
+            self._minute, self._counted = int(now // 60), Counter()
+        self._counted[address] += 1
+        if self._counted[address] > REFUSALS_PER_MINUTE:
+            raise TooManyRequests(60 - now % 60)
 
 
 class RateLimiter:

@@ -2,16 +2,17 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 
 from app import examples
 from app.dependencies import InTransaction, Parts, VisibleJob
 from app.exceptions import NotFound
 from app.exports import repository, service
+from app.gate import ApiRouter
 from dressage.spec.export import ExportSpec
 from dressage.spec.job import ExportView
 
-router = APIRouter(prefix="/jobs/{job_id}/exports", tags=["exports"])
+router = ApiRouter(prefix="/jobs/{job_id}/exports", tags=["exports"])
 
 
 @router.post(

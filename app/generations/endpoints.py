@@ -2,15 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from app import examples
 from app.dependencies import InTransaction, Parts, VisibleJob, VisibleTeam
+from app.gate import ApiRouter
 from app.generations import service
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.status import EXPORT_TERMINAL
 
-router = APIRouter(prefix="/jobs/{job_id}", tags=["generations"])
+router = ApiRouter(prefix="/jobs/{job_id}", tags=["generations"])
 
 
 @router.post(

@@ -4,7 +4,7 @@ import csv
 import io
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Header, Query, Request, Response
+from fastapi import Body, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from app import examples
@@ -21,6 +21,7 @@ from app.dependencies import (
     VisibleJob,
     VisibleTeam,
 )
+from app.gate import ApiRouter
 from app.jobs import repository, service
 from app.jobs.admission import admit
 from app.jobs.dependencies import CachedJobs, LiveFeed
@@ -39,7 +40,7 @@ from dressage.spec.event import (
 from dressage.spec.job import EXAMPLE, DryRun, Job, JobPage, JobSpec
 from dressage.spec.status import JobStatus
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = ApiRouter(prefix="/jobs", tags=["jobs"])
 
 
 @router.post(

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 
 from app import examples
 from app.auth import audit, keys
@@ -15,9 +15,10 @@ from app.dependencies import (
     Position,
     VisibleTeam,
 )
+from app.gate import ApiRouter
 from dressage.spec.team import AuditEntry, AuditPage, Key, KeyPage, KeySpec, NewKey
 
-router = APIRouter()
+router = ApiRouter()
 
 
 @router.post(

@@ -1,13 +1,12 @@
 """`/measures`: try them before a job does."""
 
-from fastapi import APIRouter
-
 from app import examples
 from app.dependencies import Parts, Team
+from app.gate import ApiRouter
 from app.measures import service
 from dressage.spec.preview import MeasurePreview, PreviewResults
 
-router = APIRouter(prefix="/measures", tags=["measures"])
+router = ApiRouter(prefix="/measures", tags=["measures"])
 
 
 @router.post("/preview", responses=examples.shown(examples.PREVIEW))

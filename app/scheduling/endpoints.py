@@ -1,13 +1,12 @@
 """`/queue`: what waits, in order of rank, and why."""
 
-from fastapi import APIRouter
-
 from app import examples
 from app.dependencies import InTransaction, VisibleTeam
+from app.gate import ApiRouter
 from app.scheduling import explain
 from dressage.spec.queue import QueueState
 
-router = APIRouter(prefix="/queue", tags=["queue"])
+router = ApiRouter(prefix="/queue", tags=["queue"])
 
 
 @router.get("", responses=examples.shown(examples.QUEUE))

@@ -4,7 +4,7 @@ import asyncio
 import tempfile
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import Path, Query, Request, Response
 
 from app import examples
 from app.auth.keys import Caller
@@ -21,11 +21,12 @@ from app.dependencies import (
     VisibleTeam,
 )
 from app.exceptions import InvalidRequest, NotFound
+from app.gate import ApiRouter
 from app.suites import repository, service
 from dressage.authoring.suite import FieldMapping
 from dressage.spec.suite import CasePage, SuiteInfo, SuitePage
 
-router = APIRouter(prefix="/suites", tags=["suites"])
+router = ApiRouter(prefix="/suites", tags=["suites"])
 
 SUITE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 Reference = Annotated[str, Path(description="A suite id, `name@version`, or `name` (the newest).")]

@@ -2,15 +2,16 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 
 from app import examples
 from app.db.paging import next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
+from app.gate import ApiRouter
 from app.sweeps import service
 from dressage.spec.sweep import Sweep, SweepPage, SweepSpec
 
-router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+router = ApiRouter(prefix="/sweeps", tags=["sweeps"])
 
 
 @router.post("", status_code=201, responses=examples.shown(examples.SWEEP, 201))

@@ -5,17 +5,18 @@ import io
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import Body, Path, Query, Request, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import AwareDatetime
 
 from app import examples
 from app.dependencies import InTransaction, OperatorOnly, VisibleTeam
 from app.exceptions import InvalidRequest
+from app.gate import ApiRouter
 from app.teams import service
 from dressage.spec.team import Team, TeamLimits, TeamName, Usage, UsageBy, UsageRow
 
-router = APIRouter(tags=["teams"])
+router = ApiRouter(tags=["teams"])
 LONGEST_REPORT = timedelta(days=400)
 
 

@@ -4,7 +4,7 @@ import base64
 import secrets
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import Body, Response
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,6 +15,7 @@ from app.db.paging import newest_first, next_cursor
 from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
 from app.egress import normalized
 from app.exceptions import FieldProblem, InvalidRequest, NotFound
+from app.gate import ApiRouter
 from app.webhooks.delivery import SECRET_PREFIX
 from dressage.spec.webhook import (
     Delivery,
@@ -25,7 +26,7 @@ from dressage.spec.webhook import (
     WebhookSpec,
 )
 
-router = APIRouter(prefix="/webhooks", tags=["webhooks"])
+router = ApiRouter(prefix="/webhooks", tags=["webhooks"])
 
 
 @router.post("", status_code=201, responses=examples.shown(examples.NEW_WEBHOOK, 201))

@@ -1,14 +1,13 @@
 """`/workers`: what there is to run jobs and exports."""
 
-from fastapi import APIRouter
-
 from app import examples
 from app.dependencies import InTransaction, OperatorOnly, VisibleTeam
+from app.gate import ApiRouter
 from app.workers import service
 from dressage.spec.queue import Worker
 from dressage.spec.status import WorkerState
 
-router = APIRouter(prefix="/workers", tags=["workers"])
+router = ApiRouter(prefix="/workers", tags=["workers"])
 
 
 @router.get("", responses=examples.shown([examples.WORKER]))

@@ -1,0 +1,134 @@
+"""What no request gets past: key before body, sizes, strict JSON, known parameters; the audit."""
+
+import json
+
+import psycopg
+import pytest
+from fastapi.testclient import TestClient
+
+from app.auth.limits import REFUSALS_PER_MINUTE
+from app.gate import MAX_JSON_BYTES
+from app.main import create_app
+from tests.servers import bearer
+
+
+def endless(read):
+    for _ in range(1000):
+        read.append(1)
+        yield b" " * 65536
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/suites?name=x", "/measures/preview", "/keys"])
+def test_nobody_without_a_key_has_his_body_read(settings, path):
+    read = []
+    with TestClient(create_app(settings)) as client:
+        answer = client.post(path, content=endless(read), headers={"Authorization": "Bearer x"})
+    assert answer.status_code == 401
+
+
+def test_a_body_is_not_read_beyond_its_limit(api):
+    for body in (b'"' + b"x" * MAX_JSON_BYTES + b'"', endless([])):
+        answer = api.post("/jobs", content=body, headers={"Content-Type": "application/json"})
+        assert (answer.status_code, answer.json()["code"]) == (413, "upload_too_large")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 300 + b"1" + b"}" * 300, "nested too deeply"),
+        (b'{"name": NaN}', "NaN is not JSON"),
+        (b'{"training": {"beta": 1e999}}', "too large a number"),
+        (b'{"name": "a", "name": "b"}', "'name' is there twice"),
+        (b'{"name": "\xff"}', "not UTF-8"),
+        (b"{", "not JSON"),
+    ],
+)
+def test_json_that_some_part_could_not_hold_is_refused_at_the_door(api, body, said):
+    for path in ("/jobs", "/sweeps", "/measures/preview", "/webhooks"):
+        answer = api.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422, path
+        assert said in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "deflate"])
+def test_compressed_bodies_are_refused_alike(api, encoding):
+    for path in ("/jobs", "/suites?name=x"):
+        answer = api.post(path, content=b"x", headers={"Content-Encoding": encoding})
+        assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_encoding")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/jobs?stauts=queued", "stauts: no such parameter; did you mean 'status'?"),
+        ("/jobs?status=queued&status=failed", "status: given more than once"),
+        ("/teams?x=1", "x: no such parameter; there are: none"),
+    ],
+)
+def test_parameters_that_do_nothing_are_refused_by_name(api, path, said):
+    answer = api.get(path)
+    assert (answer.status_code, answer.json()["detail"]) == (422, said)
+
+
+def test_a_misspelt_dry_run_submits_nothing(api, job_spec, arithmetic):
+    api.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+    answer = api.post("/jobs?dryrun=true", json=job_spec)
+    assert answer.json()["detail"] == "dryrun: no such parameter; did you mean 'dry_run'?"
+    assert api.get("/jobs").json()["items"] == []
+
+
+def actions(database_url):
+    with psycopg.connect(database_url) as connection:
+        return [row[0] for row in connection.execute("SELECT action FROM audit ORDER BY arrival")]
+
+
+def test_the_audit_hangs_on_what_was_stored_never_on_the_text_of_a_request(
+    api, job_spec, arithmetic, database_url
+):
+    api.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+    assert actions(database_url) == ["POST /suites"]
+    api.post("/suites?name=arithmetic", content=arithmetic.to_archive())  # there already
+    api.post("/jobs?dry_run=true", json=job_spec)
+    assert actions(database_url) == ["POST /suites"]
+    assert api.post("/jobs?dry_run=false", json=job_spec).status_code == 201
+    assert (
+        api.post("/keys?dry_run=x", json={"team": "default", "role": "viewer"}).status_code == 422
+    )
+    assert api.post("/keys", json={"team": "default", "role": "viewer"}).status_code == 201
+    job = api.get("/jobs").json()["items"][0]["id"]
+    for path in ("/jobs", f"/jobs/{job}", "/queue", "/workers", "/teams", f"/jobs/{job}/events"):
+        api.get(path)
+    api.post(f"/jobs/{job}/cancel")
+    assert actions(database_url) == [
+        *("POST /suites", "POST /jobs", "POST /keys", "POST /jobs/{job_id}/cancel")
+    ]
+
+
+def test_who_guesses_keys_is_slowed_down_and_named_and_nobody_else_is(settings, capsys):
+    with TestClient(create_app(settings)) as client:
+        codes = [
+            client.get("/jobs", headers={"Authorization": f"Bearer drs_{n}"}).status_code
+            for n in range(REFUSALS_PER_MINUTE + 5)
+        ]
+        assert (codes[0], codes[-1]) == (401, 429)
+        assert client.get("/jobs", headers=bearer("viewer")).status_code == 200
+    assert "auth.refused" in capsys.readouterr().out
+
+
+def test_statements_are_logged_without_what_users_sent(api, capsys):
+    api.post("/webhooks", json={"url": "https://example.com/s3cr3t\x00"})
+    api.get("/jobs", params={"name": "s3cr3t\x00"})
+    assert "s3cr3t" not in capsys.readouterr().out
+
+
+def test_heads_are_answered_as_gets_without_a_body(api):
+    answer = api.head("/jobs")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert api.head("/healthz").status_code == 200
+
+
+def test_deep_answers_of_agents_are_fine(api):
+    text = json.dumps({"a": ["[[[[" * 500]})
+    answer = api.post("/jobs", content=text, headers={"Content-Type": "application/json"})
+    assert "nested" not in answer.text
