@@ -49,6 +49,9 @@ async def same_content(
 
 async def lock_name(session: AsyncSession, team: str, name: str) -> SuiteNameRow:
     """A suite's name, made if it is new; other uploads of it wait."""
+    known = await session.get(SuiteNameRow, (team, name), with_for_update=True)
+    if known:
+        return known
     new = insert(SuiteNameRow).values(team=team, name=name, versions=0)
     await session.execute(new.on_conflict_do_nothing())
     return await session.get_one(SuiteNameRow, (team, name), with_for_update=True)
