@@ -22,6 +22,7 @@ from app.egress import AllowedAddresses
 from app.exceptions import InvalidRequest, NotAllowed, NotFound, Unauthorized
 from app.lifecycle.jobs import find_job
 from app.policy import AdmissionPolicy
+from app.pools import TeamPool
 from app.storage import Storage
 from dressage.spec.team import Role
 
@@ -45,6 +46,8 @@ class Services:
     policy: AdmissionPolicy
     allowed_addresses: AllowedAddresses
     max_upload_bytes: int
+    previews: TeamPool
+    uploads: TeamPool
 
 
 async def services(request: Request) -> Services:

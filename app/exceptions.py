@@ -70,12 +70,12 @@ class QuotaExceeded(ServiceError):
 
 
 class TooManyRequests(ServiceError):
-    """The key asks too often."""
+    """The key asks too often, or its team for too much at once."""
 
     status, code = 429, "too_many_requests"
 
-    def __init__(self, wait_seconds: float) -> None:
-        super().__init__(f"asked too often; wait {wait_seconds:.1f} s")
+    def __init__(self, wait_seconds: float, detail: str | None = None) -> None:
+        super().__init__(detail or f"asked too often; wait {wait_seconds:.1f} s")
         self.wait_seconds = wait_seconds
 
 

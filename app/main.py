@@ -32,6 +32,7 @@ from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
 from app.logs import configure_logs
 from app.policy import AdmissionPolicy
+from app.pools import TeamPool
 from app.settings import Settings, read_settings, require_isolation
 from app.storage import open_storage
 
@@ -70,6 +71,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             ),
             allowed_addresses=settings.allowed_addresses,
             max_upload_bytes=settings.max_upload_bytes,
+            previews=TeamPool(4, per_team=2, what="previews"),
+            uploads=TeamPool(4, per_team=2, what="uploads"),
         )
         # A full collection stops all streams for 100 ms and more: what was imported is kept out of
         # it, and it is rare (bench/api_load.py shows the difference).
@@ -81,6 +84,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         background.start("feed", feed.listen)
         yield
         await background.stop()
+        api.state.services.previews.close()
+        api.state.services.uploads.close()
         await engine.dispose()
         await reading.dispose()
 

@@ -13,5 +13,10 @@ router = ApiRouter(prefix="/measures", tags=["measures"])
 async def preview_measures(request: MeasurePreview, team: Team, parts: Parts) -> PreviewResults:
     """Run measures on given rollouts. A measure that fails says how; nothing is stored."""
     return await service.preview(
-        parts.sessions, parts.storage, parts.policy, team=team, request=request
+        parts.sessions,
+        parts.storage,
+        parts.policy,
+        parts.previews,
+        team=team,
+        request=request,
     )

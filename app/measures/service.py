@@ -1,8 +1,8 @@
 """Runs measures on rollouts that a request brings along."""
 
-import asyncio
 import os
 import tempfile
+import time
 from pathlib import Path
 
 from app.db.engine import Sessions, unit_of_work
@@ -10,6 +10,7 @@ from app.exceptions import FieldProblem, JobInvalid
 from app.jobs.admission.measures import bad_rewards, unknown_rewards
 from app.jobs.admission.suite import missing_suite
 from app.policy import AdmissionPolicy
+from app.pools import TeamPool
 from app.storage import Storage
 from app.suites import repository as suites
 from app.suites.service import load
@@ -22,12 +23,14 @@ from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError
 from dressage.spec.preview import MeasurePreview, PreviewResult, PreviewResults, PreviewRollout
 
 WORKERS = 4
+TOTAL_SECONDS = 120.0
 
 
 async def preview(
     sessions: Sessions,
     storage: Storage,
     policy: AdmissionPolicy,
+    pool: TeamPool,
     *,
     team: str,
     request: MeasurePreview,
@@ -46,7 +49,7 @@ async def preview(
         *bad_rewards(request.rewards),
         *policy.judge_problems(request.rewards),
     ]
-    suite = await asyncio.to_thread(load, storage, row)
+    suite = await pool.run(team, lambda: load(storage, row))
     known = {case.id for case in suite.cases}
     problems += [
         FieldProblem(field=f"rollouts.{at}.case_id", message=f"there is no case {r.case_id!r}")
@@ -56,7 +59,7 @@ async def preview(
     if problems:
         raise JobInvalid.of(problems)
     try:
-        outcomes = await asyncio.to_thread(_run, request, suite)
+        outcomes = await pool.run(team, lambda: _run(request, suite))
     except SandboxStartError as error:
         message = f"the suite's code does not load: {error}"
         raise JobInvalid(message, [FieldProblem(field="suite", message=message)]) from None
@@ -78,6 +81,7 @@ def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
                 request.rewards,
                 pool,
                 timeout=request.timeout,
+                until=time.monotonic() + TOTAL_SECONDS,
                 judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
             )
             try:

@@ -80,6 +80,7 @@ async def upload_suite(
             transaction.session,
             parts.sessions,
             parts.storage,
+            parts.uploads,
             team=team,
             name=name,
             upload=upload,
@@ -126,10 +127,9 @@ async def list_cases(
     """The cases of a suite, in order."""
     row = await _existing(transaction, caller, reference)
     start = position or 0
-    suite = await asyncio.to_thread(service.load, parts.storage, row)
-    items = suite.cases[start : start + limit]
-    more = start + limit < len(suite.cases)
-    return CasePage(items=items, next_cursor=str(start + limit) if more else None)
+    items = await asyncio.to_thread(service.read_cases, parts.storage, row, start, limit)
+    more = start + limit < row.case_count
+    return CasePage(items=tuple(items), next_cursor=str(start + limit) if more else None)
 
 
 @router.delete("/{reference}", status_code=204)

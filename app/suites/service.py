@@ -1,8 +1,9 @@
 """Receive, check and store a suite. Its code is imported in the sandbox alone."""
 
-import asyncio
 import io
+import itertools
 import tempfile
+import zipfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -14,12 +15,14 @@ from app.db.base import new_id
 from app.db.engine import Sessions
 from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, NotFound, SuiteInUse, SuiteInvalid, UploadTooLarge
+from app.pools import TeamPool
 from app.storage import Storage
 from app.suites import repository
 from app.teams import quotas
-from dressage.authoring.suite import FieldMapping, Suite, SuiteError
+from dressage.authoring.suite import CASES_FILE, FieldMapping, Suite, SuiteError
 from dressage.sandbox.loading import Code
 from dressage.sandbox.process import Sandbox, SandboxStartError
+from dressage.spec.suite import Case
 
 
 async def receive(
@@ -45,6 +48,7 @@ async def store(
     session: AsyncSession,
     sessions: Sessions,
     storage: Storage,
+    pool: TeamPool,
     *,
     team: str,
     name: str,
@@ -58,7 +62,7 @@ async def store(
         SuiteInvalid: Anything is wrong; nothing was stored.
     """
     try:
-        suite, code = await asyncio.to_thread(_read, upload, csv_text, mapping)
+        suite, code = await pool.run(team, lambda: _read(upload, csv_text, mapping))
     except SuiteError as error:
         raise SuiteInvalid(
             str(error),
@@ -98,6 +102,16 @@ async def store(
 def load(storage: Storage, row: SuiteRow) -> Suite:
     """Read a stored suite."""
     return Suite.from_upload(io.BytesIO(storage.read(row.storage_key)))
+
+
+def read_cases(storage: Storage, row: SuiteRow, start: int, limit: int) -> list[Case]:
+    """Some cases of a stored suite, without reading the others into memory."""
+    with tempfile.TemporaryDirectory(prefix="dressage-cases-") as folder:
+        file = Path(folder) / "suite.zip"
+        storage.fetch(row.storage_key, file)
+        with zipfile.ZipFile(file) as archive, archive.open(CASES_FILE) as lines:
+            wanted = itertools.islice(lines, start, start + limit)
+            return [Case.model_validate_json(line) for line in wanted]
 
 
 async def delete(session: AsyncSession, row: SuiteRow) -> None:

@@ -17,6 +17,8 @@ from dressage.spec.suite import Case
 
 PARQUET_MAGIC = b"PAR1"
 CASE_FIELDS = ("id", "input", "expect", "metadata")
+MAX_CASES, MAX_CASE_BYTES = 100_000, 64 * 1024 * 1024
+PARQUET_ROWS = 16
 MAX_LINE = 4 * 1024 * 1024
 Numbered = list[tuple[int, Any]]  # records, each with the line or position it came from
 
@@ -76,6 +78,9 @@ def parse_cases(
     Raises:
         SuiteError: Something in it is wrong.
     """
+    if len(data) > MAX_CASE_BYTES:
+        size = f"the cases have more than {MAX_CASE_BYTES // 1024**2} MB"
+        raise SuiteError([Problem(f"{size}; keep big inputs elsewhere", file)])
     if data.startswith(PARQUET_MAGIC):
         return _cases(list(enumerate(_parquet_rows(data, file), start=1)), mapping, file)
     try:
@@ -104,14 +109,31 @@ def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
     """Rows of a Parquet file; columns that hold nothing in a row are left out of it."""
     try:
         from pyarrow import ArrowException
-        from pyarrow.parquet import read_table
+        from pyarrow.parquet import ParquetFile
     except ImportError:
         raise SuiteError([Problem("reading Parquet needs the package pyarrow", file)]) from None
+    rows: list[dict[str, Any]] = []
+    left = MAX_CASE_BYTES
     try:
-        plain = strict_json.loads(json.dumps(read_table(io.BytesIO(data)).to_pylist(), default=str))
+        opened = ParquetFile(io.BytesIO(data))
+        _require_few(opened.metadata.num_rows, file)
+        # A few rows at a time: equal values take no room in the file.
+        for batch in opened.iter_batches(batch_size=PARQUET_ROWS):
+            left -= batch.nbytes
+            text = json.dumps(batch.to_pylist(), default=str)
+            left -= len(text)
+            if left < 0:
+                size = f"more than {MAX_CASE_BYTES // 1024**2} MB when unpacked"
+                raise SuiteError([Problem(size, file)])
+            rows += strict_json.loads(text)
     except (ArrowException, OSError, ValueError) as error:
         raise SuiteError([Problem(f"broken Parquet: {error}", file)]) from None
-    return [{name: value for name, value in row.items() if value is not None} for row in plain]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def _require_few(count: int, file: str | None) -> None:
+    if count > MAX_CASES:
+        raise SuiteError([Problem(f"{count} cases; a suite may have {MAX_CASES}", file)])
 
 
 def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> tuple[Case, ...]:
@@ -143,6 +165,7 @@ def _broken(error: ValueError) -> str:
 
 
 def _cases(numbered: Numbered, mapping: FieldMapping | None, file: str | None) -> tuple[Case, ...]:
+    _require_few(len(numbered), file)
     cases: list[Case] = []
     problems: list[Problem] = []
     first_line: dict[str, int] = {}

@@ -14,12 +14,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dressage.archive import ArchiveError, UnpackLimits, is_archive, read_archive
-from dressage.authoring.case_files import FieldMapping, parse_cases, parse_records
+from dressage.authoring.case_files import (
+    MAX_CASE_BYTES,
+    FieldMapping,
+    parse_cases,
+    parse_records,
+)
 from dressage.authoring.errors import Problem, SuiteError
 from dressage.spec.suite import Case
 
 __all__ = ["FieldMapping", "Suite", "SuiteError"]
 
+CASES_FILE = "cases.jsonl"  # of the canonical form, a case a line
 CASE_FILES = ("cases.jsonl", "cases.json", "cases.csv", "cases.parquet")
 
 
@@ -84,7 +90,8 @@ class Suite:
                 raise SuiteError([Problem(str(error))]) from None
             files = {name: data for name, data in files.items() if not _is_clutter(name)}
             return cls._from_files(_without_common_folder(files), mapping)
-        return cls(parse_cases(upload.read(), csv_text=csv_text, file=None, mapping=mapping))
+        data = upload.read(MAX_CASE_BYTES + 1)
+        return cls(parse_cases(data, csv_text=csv_text, file=None, mapping=mapping))
 
     @classmethod
     def _from_files(cls, files: dict[str, bytes], mapping: FieldMapping | None) -> "Suite":
@@ -127,7 +134,7 @@ class Suite:
             json.dumps(case.model_dump(mode="json"), ensure_ascii=False, sort_keys=True)
             for case in self.cases
         ]
-        return {**self.code, "cases.jsonl": ("\n".join(lines) + "\n").encode()}
+        return {**self.code, CASES_FILE: ("\n".join(lines) + "\n").encode()}
 
 
 def _require_small(files: Mapping[str, Path]) -> None:

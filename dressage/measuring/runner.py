@@ -1,13 +1,15 @@
 """Runs a job's rewards on finished rollouts, all side by side."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from dressage.authoring.measure import MeasureContext
 from dressage.measuring.judge import Judge
-from dressage.sandbox.pool import WorkerPool
+from dressage.sandbox.pool import TIME_IS_OVER, WorkerPool
 from dressage.sandbox.process import Failure, Outcome, Worker
 from dressage.spec.chat import Message
 from dressage.spec.measure import LlmJudge, RewardSpec
@@ -25,6 +27,7 @@ class MeasureRunner:
             pattern or a schema may take for ever, too.
         timeout: Seconds for one call of a measure.
         judge_key: The bearer token for judges.
+        until: A time of `time.monotonic()` after which nothing more is measured.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class MeasureRunner:
         *,
         timeout: float,
         judge_key: str | None = None,
+        until: float | None = None,
     ) -> None:
+        self._until = until
         self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
         self._judges = {
             at: Judge(reward.measure, api_key=judge_key)
@@ -66,7 +71,7 @@ class MeasureRunner:
         reward = self._rewards[at]
         if at in self._judges:
             with ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge") as threads:
-                return list(threads.map(self._judges[at].verdict, contexts))
+                return list(threads.map(partial(self._judged, at), contexts))
         if reward.function is not None:
             return self._function(reward.function, contexts)
         if isinstance(reward.measure, str):
@@ -77,17 +82,22 @@ class MeasureRunner:
         apart: list[Worker | None] = [None] * len(contexts)
         return self._in_sandbox([{**call, "context": _crossing(c)} for c in contexts], apart)
 
+    def _judged(self, at: int, context: MeasureContext) -> Outcome:
+        if self._until is not None and time.monotonic() > self._until:
+            return TIME_IS_OVER
+        return self._judges[at].verdict(context)
+
     def _in_sandbox(
         self, requests: Sequence[dict[str, Any]], workers: Sequence[Worker | None]
     ) -> list[Outcome]:
         calls = list(zip(workers, requests, strict=True))
-        outcomes = self._pool.run(calls, self._timeout)
+        outcomes = self._pool.run(calls, self._timeout, until=self._until)
         again = [
             at
             for at, outcome in enumerate(outcomes)
             if outcome.failure in MAY_PASS_NEXT_TIME and not workers[at]
         ]
-        repeated = self._pool.run([calls[at] for at in again], self._timeout)
+        repeated = self._pool.run([calls[at] for at in again], self._timeout, until=self._until)
         for at, outcome in zip(again, repeated, strict=True):
             outcomes[at] = outcome
         return outcomes

@@ -1,6 +1,7 @@
 """Workers that share the calls of many rollouts."""
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ from typing import Any
 
 from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError, Worker
 
+TIME_IS_OVER = Outcome(failure=Failure.TIMED_OUT, message="the time for all of them is over")
 Call = tuple[Worker | None, dict[str, Any]]
 
 
@@ -22,15 +24,23 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
 
-    def run(self, calls: Sequence[Call], timeout: float) -> list[Outcome]:
+    def run(
+        self, calls: Sequence[Call], timeout: float, *, until: float | None = None
+    ) -> list[Outcome]:
         """Answer all calls, in order, as many at a time as the pool's size.
 
         Args:
             calls: Each with the worker that must take it, or None. Calls for one worker are not
                 made at the same time: put those into one `run` after the other.
             timeout: Seconds for each.
+            until: A time of `time.monotonic()` at which all must be over.
         """
-        return list(self._threads.map(lambda call: self._call(call[0], call[1], timeout), calls))
+
+        def one(call: Call) -> Outcome:
+            left = timeout if until is None else min(timeout, until - time.monotonic())
+            return self._call(call[0], call[1], left) if left > 0 else TIME_IS_OVER
+
+        return list(self._threads.map(one, calls))
 
     def close(self) -> None:
         """End the workers of the pool and the sandbox."""

@@ -22,6 +22,7 @@ from dressage.sandbox.loading import Code
 from dressage.spec.chat import Message
 from dressage.spec.measure import BuiltinMeasure
 
+MAX_REASON = 2000
 BUILTIN: TypeAdapter[BuiltinMeasure] = TypeAdapter(BuiltinMeasure)
 
 
@@ -69,7 +70,7 @@ class Worker:
         if call == "measure":
             context = _context(request["context"], self._environment)
             verdict = await self._code.measures[request["name"]].evaluate(context)
-            return {"value": verdict.value, "reason": str(verdict.reason)}
+            return {"value": verdict.value, "reason": cut(str(verdict.reason))}
         if call == "builtin":
             spec = BUILTIN.validate_python(request["measure"])
             return asdict(evaluate(spec, _context(request["context"], None)))
@@ -132,6 +133,12 @@ def send(connection: socket.socket, content: dict[str, Any]) -> None:
 
 async def _maybe(value: Any) -> Any:
     return await value if asyncio.iscoroutine(value) else value
+
+
+def cut(reason: str) -> str:
+    """A reason of a length that is kept with every rollout."""
+    text = reason.encode("utf-8", "replace").decode()
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]} [truncated]"
 
 
 def as_text(value: Any, limit: int) -> str:

@@ -40,12 +40,15 @@ class AgentSpec(Spec):
 
     model: str = Field(
         min_length=1,
+        max_length=1000,
         description="Hub name (`Org/Name`, also in litellm, Ollama or GGUF spelling) or the path "
         "of a model directory that the workers can read.",
         examples=["Qwen/Qwen3-0.6B"],
     )
     instructions: Annotated[str | None, BeforeValidator(_static_text)] = Field(
-        default=None, description="System prompt, the same for all cases."
+        default=None,
+        max_length=100_000,
+        description="System prompt, the same for all cases.",
     )
     tools: tuple[str, ...] = Field(
         default=(), description="Names of `@function_tool` functions in the suite's code."
