@@ -140,7 +140,7 @@ class JobNotPaused(ServiceError):
 class IdempotencyKeyReused(ServiceError):
     """The key came with another body before."""
 
-    status, code = 409, "idempotency_key_reused"
+    status, code = 422, "idempotency_key_reused"
 
 
 class UploadTooLarge(ServiceError):

@@ -29,6 +29,7 @@ from app.exceptions import add_handlers
 from app.head import AnswerHead
 from app.health import Health
 from app.jobs.cache import JobCache
+from app.jobs.dependencies import StreamLimiter
 from app.jobs.feed import Feed
 from app.logs import configure_logs
 from app.policy import AdmissionPolicy
@@ -68,6 +69,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
                 allow_network=settings.allow_network,
                 judge_urls=tuple(url.rstrip("/") for url in settings.judge_urls),
                 ollama_urls=tuple(settings.ollama_urls),
+                max_queued_jobs=settings.max_queued_jobs,
+                max_waiting_tasks=settings.max_waiting_tasks,
             ),
             allowed_addresses=settings.allowed_addresses,
             max_upload_bytes=settings.max_upload_bytes,
@@ -79,6 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 1000)
+        api.state.streams = StreamLimiter(api.state.services.key_cache)
         background = Background()
         api.state.health = Health(api.state.services, background)
         background.start("feed", feed.listen)

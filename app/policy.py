@@ -8,6 +8,7 @@ from app.exceptions import FieldProblem
 from dressage.spec.export import OllamaExport
 from dressage.spec.job import JobSpec
 from dressage.spec.measure import LlmJudge, RewardSpec
+from dressage.spec.team import Role
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class AdmissionPolicy:
         allow_network: Whether suites' code may use the network when a job asks.
         judge_urls: Base URLs of the endpoints that judges may use, without a slash at the end.
         ollama_urls: Servers that models may be registered in; the first is the default.
+        max_queued_jobs: Of a team that has no limit of its own.
+        max_waiting_tasks: Exports and questions of a team that no worker has taken yet.
     """
 
     models_dir: Path | None
@@ -27,6 +30,8 @@ class AdmissionPolicy:
     allow_network: bool
     judge_urls: tuple[str, ...]
     ollama_urls: tuple[str, ...] = ()
+    max_queued_jobs: int = 1000
+    max_waiting_tasks: int = 200
 
     def network_problems(self, spec: JobSpec) -> list[FieldProblem]:
         """A job whose code wants the network that the operator does not give."""
@@ -34,6 +39,13 @@ class AdmissionPolicy:
             return []
         message = "the operator does not let suites' code use the network"
         return [FieldProblem(field="resources.network", message=message)]
+
+    def priority_problems(self, spec: JobSpec, role: Role) -> list[FieldProblem]:
+        """A class that would hold up everybody else."""
+        if spec.priority != "urgent" or role is Role.OPERATOR:
+            return []
+        message = "only an operator's key may submit urgent jobs; 'high' is the highest class"
+        return [FieldProblem(field="priority", message=message)]
 
     def judge_problems(self, rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
         """Judges at addresses that are not allowed."""

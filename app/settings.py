@@ -92,6 +92,12 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Web origins (`https://tools.example.com`) whose pages may call the API.",
     )
+    max_queued_jobs: int = Field(
+        default=1000, ge=0, description="Of a team that has no limit of its own."
+    )
+    max_waiting_tasks: int = Field(
+        default=200, ge=0, description="Exports and questions of a team that wait for a worker."
+    )
     requests_per_minute: int = Field(
         default=6000, ge=0, description="Of one key, in one API process; 0 is no limit."
     )

@@ -67,10 +67,8 @@ def read_archive(upload: BinaryIO, limits: UnpackLimits) -> dict[str, bytes]:
                 raise ArchiveError(f"{inside or path!r} is in the archive as a file and a folder")
             folders.update(above)
             # Sizes in headers can lie: what counts is what comes out.
-            files[path] = _read(content, left)
+            files[path] = _read(content, left, limits)
             left -= len(files[path])
-            if left < 0:
-                raise ArchiveError(f"more than {limits.total_bytes} bytes when unpacked")
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
         raise ArchiveError(f"broken archive: {error}") from None
     except OSError as error:
@@ -96,11 +94,14 @@ def unpack_tar(archive: Path, folder: Path) -> None:
                 shutil.copyfileobj(content, file, PIECE)
 
 
-def _read(content: IO[bytes], left: int) -> bytes:
-    read = bytearray()
-    while len(read) <= left and (piece := content.read(PIECE)):
-        read += piece
-    return bytes(read)
+def _read(content: IO[bytes], left: int, limits: UnpackLimits) -> bytes:
+    pieces = []
+    while piece := content.read(PIECE):
+        left -= len(piece)
+        if left < 0:
+            raise ArchiveError(f"more than {limits.total_bytes} bytes when unpacked")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def _zip(upload: BinaryIO, limits: UnpackLimits) -> Iterator[tuple[str, IO[bytes]]]:

@@ -50,6 +50,7 @@ async def request_export(
     spec = JobSpec.model_validate(job.spec)
     await require_trained(session, job, wanted.checkpoint)
     await quotas.require_storage(session, job.team)
+    await quotas.require_task(session, job.team, limit=policy.max_waiting_tasks)
     asked = spec.model_copy(update={"exports": (wanted,)})
     problems = await export_problems(session, policy, asked, trained=True)
     if problems:

@@ -31,7 +31,9 @@ async def generate(
     wait: Annotated[float, Query(ge=0, le=300, description="Seconds to wait.")] = 60,
 ) -> Generation:
     """Ask the trained agent: with its tools and instructions, on a worker."""
-    row = await service.submit(transaction.session, transaction.wakes, parts.storage, job, request)
+    row = await service.submit(
+        transaction.session, transaction.wakes, parts.storage, parts.policy, job, request
+    )
     generation_id = row.id
     # The worker must see it while this request waits for its answer.
     response.headers["Location"] = f"/jobs/{job.id}/generations/{generation_id}"

@@ -12,8 +12,10 @@ from app.db.engine import Sessions, unit_of_work
 from app.db.models import ExportRow, JobRow, SuiteRow
 from app.exceptions import FieldProblem, JobInvalid, NotFound
 from app.exports.checks import require_trained
+from app.policy import AdmissionPolicy
 from app.storage import Storage
 from app.suites.service import load
+from app.teams import quotas
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import JobSpec
 from dressage.spec.status import EXPORT_TERMINAL, AttemptKind, ExportStatus
@@ -25,6 +27,7 @@ async def submit(
     session: AsyncSession,
     wakes: PendingWakes,
     storage: Storage,
+    policy: AdmissionPolicy,
     job: JobRow,
     request: GenerationSpec,
 ) -> ExportRow:
@@ -33,12 +36,14 @@ async def submit(
     Raises:
         JobNotTrained: It has no trained model (yet).
         JobInvalid: Tools or a case that are not there.
+        QuotaExceeded: Too many questions and exports wait.
     """
     spec = JobSpec.model_validate(job.spec)
     await require_trained(session, job, None)
     problems = await _problems(session, storage, job, spec, request)
     if problems:
         raise JobInvalid.of(problems)
+    await quotas.require_task(session, job.team, limit=policy.max_waiting_tasks)
     identity = new_id("generation")
     row = ExportRow(
         id=identity,

@@ -12,11 +12,11 @@ from app.artifacts import repository as artifacts
 from app.db.models import JobRow
 from app.db.paging import next_cursor
 from app.dependencies import (
+    CurrentCaller,
     InTransaction,
     Limit,
     Parts,
     Position,
-    Team,
     Transaction,
     VisibleJob,
     VisibleTeam,
@@ -24,7 +24,7 @@ from app.dependencies import (
 from app.gate import ApiRouter
 from app.jobs import repository, service
 from app.jobs.admission import admit
-from app.jobs.dependencies import CachedJobs, LiveFeed
+from app.jobs.dependencies import CachedJobs, LiveFeed, Streams
 from app.jobs.serialize import serialize_jobs
 from dressage.spec.artifact import Checkpoint, checkpoint_name
 from dressage.spec.event import (
@@ -55,7 +55,7 @@ router = ApiRouter(prefix="/jobs", tags=["jobs"])
 async def submit_job(
     spec: Annotated[JobSpec, Body(openapi_examples={"tool agent": {"value": EXAMPLE}})],
     transaction: InTransaction,
-    team: Team,
+    caller: CurrentCaller,
     parts: Parts,
     response: Response,
     dry_run: Annotated[bool, Query(description="Check everything, store nothing.")] = False,
@@ -63,14 +63,15 @@ async def submit_job(
 ) -> Job | DryRun:
     """Put a job into the queue. The answer has the effective specification."""
     if dry_run:
-        admitted = await admit(transaction.session, team, spec, parts.policy)
+        admitted = await admit(transaction.session, caller.team, spec, parts.policy, caller.role)
         response.status_code = 200
         return DryRun(spec=admitted.spec, adjustments=admitted.adjustments)
     job, is_new = await service.submit(
         transaction.session,
         transaction.wakes,
         parts.policy,
-        team=team,
+        team=caller.team,
+        role=caller.role,
         requested=spec,
         idempotency_key=idempotency_key,
     )
@@ -88,7 +89,7 @@ async def submit_job(
 async def submit_preflight(
     spec: Annotated[JobSpec, Body(openapi_examples={"tool agent": {"value": EXAMPLE}})],
     transaction: InTransaction,
-    team: Team,
+    caller: CurrentCaller,
     parts: Parts,
     response: Response,
     idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
@@ -98,7 +99,8 @@ async def submit_preflight(
         transaction.session,
         transaction.wakes,
         parts.policy,
-        team=team,
+        team=caller.team,
+        role=caller.role,
         requested=service.preflight_of(spec),
         idempotency_key=idempotency_key,
     )
@@ -159,10 +161,17 @@ async def pause_job(job_id: str, transaction: InTransaction, team: VisibleTeam) 
     responses=examples.shown({**examples.JOB, "status": "queued"}, 201),
 )
 async def retry_job(
-    job_id: str, transaction: InTransaction, team: VisibleTeam, parts: Parts, response: Response
+    job_id: str, transaction: InTransaction, caller: CurrentCaller, parts: Parts, response: Response
 ) -> Job:
     """Submit a failed or cancelled job again, as a new one."""
-    job = await service.retry(transaction.session, transaction.wakes, parts.policy, team, job_id)
+    job = await service.retry(
+        transaction.session,
+        transaction.wakes,
+        parts.policy,
+        caller.visible_team,
+        job_id,
+        caller.role,
+    )
     return await _created(response, transaction, job, is_new=True)
 
 
@@ -202,16 +211,20 @@ async def job_events(
     transaction: InTransaction,
     team: VisibleTeam,
     feed: LiveFeed,
+    streams: Streams,
     position: Position,
     type: EventType | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
-    last_event_id: Annotated[int | None, Header(ge=0)] = None,
+    last_event_id: Annotated[
+        str | None, Header(pattern=r"^[0-9]{0,18}$", description="The last one that was seen.")
+    ] = None,
 ) -> EventPage | StreamingResponse:
     """A job's history: a page, or replay and live tail by server-sent events."""
-    after = last_event_id if last_event_id is not None else position or 0
+    after = int(last_event_id) if last_event_id else position or 0
     if "text/event-stream" in request.headers.get("accept", ""):
+        await streams.require_room(request)
         return StreamingResponse(
-            feed.follow(team, job.id, after),
+            streams.of(request, feed.follow(team, job.id, after, type)),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )

@@ -16,7 +16,7 @@ import structlog
 from app.db.engine import DATABASE_UNAVAILABLE, Sessions, unit_of_work
 from app.jobs import repository
 from app.lifecycle.jobs import EVENTS_CHANNEL, find_job
-from dressage.spec.event import Event
+from dressage.spec.event import Event, EventType
 from dressage.spec.status import TERMINAL, JobStatus
 
 log = structlog.get_logger()
@@ -25,7 +25,8 @@ BATCH = 500
 WINDOW = 2000  # events of a job kept at hand; a slower follower reads from the database
 POLL_SECONDS = 1.0
 KEEP_ALIVE_POLLS = 15
-Frame = tuple[int, str]  # the event's number, and its text on the wire
+SILENCE = ": keep-alive\n\n"
+Frame = tuple[int, str, str]  # the event's number, its type, and its text on the wire
 
 
 class Feed:
@@ -48,14 +49,23 @@ class Feed:
                             self._followed[notification.payload].bell.set()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def follow(self, team: str | None, job_id: str, after: int) -> AsyncIterator[str]:
-        """Yield a job's events as they come; ends after the last event of a finished job."""
+    async def follow(
+        self, team: str | None, job_id: str, after: int, kind: EventType | None = None
+    ) -> AsyncIterator[str]:
+        """Yield a job's events as they come; ends after the last event of a finished job.
+
+        Args:
+            team: Who asks; None: an operator.
+            job_id: Whose events.
+            after: The number of the last one that was seen.
+            kind: Only events of this kind.
+        """
         yield "retry: 1000\n\n"
         job = self._followed.get(job_id) or _Followed(self._sessions, team, job_id)
         self._followed[job_id] = job
         job.followers += 1
         try:
-            async for text in job.texts(after):
+            async for text in job.texts(after, kind):
                 yield text
         finally:
             job.followers -= 1
@@ -82,21 +92,21 @@ class _Followed:
         """Nobody follows any longer."""
         self._reading.cancel()
 
-    async def texts(self, after: int) -> AsyncIterator[str]:
+    async def texts(self, after: int, kind: EventType | None) -> AsyncIterator[str]:
         """What to send to one follower."""
         while True:
             news = self._news
             frames = await self._after(after)
             if frames:
                 after = frames[-1][0]
-                yield "".join(text for _, text in frames)
+                yield "".join(text for _, of, text in frames if kind in (None, of)) or SILENCE
             elif self._over:
                 yield "event: end\ndata: {}\n\n"
                 return
             else:
                 await news.wait()
                 if self._quiet and self._quiet % KEEP_ALIVE_POLLS == 0:
-                    yield ": keep-alive\n\n"
+                    yield SILENCE
 
     async def _after(self, after: int) -> list[Frame]:
         if self._window and after >= self._window[0][0] - 1:
@@ -147,6 +157,7 @@ class _Followed:
         frames = [
             (
                 row.seq,
+                row.type,
                 f"id: {row.seq}\nevent: {row.type}\n"
                 f"data: {Event.model_validate(row).model_dump_json()}\n\n",
             )

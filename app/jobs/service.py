@@ -1,6 +1,7 @@
 """What happens to jobs on request: submit, cancel, pause, resume, retry, delete."""
 
 import hashlib
+import json
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -30,16 +31,20 @@ from app.lifecycle.jobs import (
     lock_job,
     pause_waiting,
     switch_status,
+    tell_again,
 )
 from app.policy import AdmissionPolicy
 from app.scheduling.leases import close_all
 from app.suites import repository as suites
 from app.teams import quotas
+from dressage.spec.base import Spec
 from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.preflight import PreflightSpec
 from dressage.spec.status import TERMINAL, AttemptOutcome, JobStatus, Reason
+from dressage.spec.team import Role
 
+PAUSES_AT_STEP = "it stops after its current step, with a checkpoint"
 PRIORITIES = {"urgent": 0, "high": 1, "normal": 2, "low": 3}
 
 
@@ -51,22 +56,23 @@ async def submit(
     team: str,
     requested: JobSpec,
     idempotency_key: str | None,
+    role: Role,
 ) -> tuple[JobRow, bool]:
-    """Store a job. Returns it, and whether it is new.
+    """Store a job. Returns it, and whether it is new. The role is that of the key.
 
     Raises:
         JobInvalid: It cannot run.
         IdempotencyKeyReused: The key came with another body before.
     """
-    request_hash = hashlib.sha256(requested.model_dump_json().encode()).hexdigest()
+    request_hash = hash_of(requested)
     if idempotency_key:
         known = await repository.by_idempotency_key(session, team, idempotency_key)
         if known:
             return _same_request(known, request_hash), False
-    admitted = await admit(session, team, requested, policy)
+    admitted = await admit(session, team, requested, policy, role)
     if not await suites.hold(session, admitted.suite.id):
         raise missing_suite(requested.suite)
-    await quotas.require_room(session, team)
+    await quotas.require_room(session, team, default=policy.max_queued_jobs)
     spec = admitted.spec
     job = JobRow(
         id=new_id("job"),
@@ -138,8 +144,11 @@ async def pause(session: AsyncSession, team: str | None, job_id: str) -> JobRow:
     """
     job = await _locked(session, team, job_id)
     status = JobStatus(job.status)
-    if status in (JobStatus.PAUSING, JobStatus.PAUSED):
-        job.reason = Reason.PAUSED_BY_USER  # also one that was about to yield: it stays away now
+    if status is JobStatus.PAUSED:
+        return job
+    if status is JobStatus.PAUSING:
+        if job.reason != Reason.PAUSED_BY_USER:  # it was about to yield: it stays away now
+            await tell_again(session, job, Reason.PAUSED_BY_USER, PAUSES_AT_STEP)
         return job
     if status is JobStatus.QUEUED:
         await pause_waiting(session, job)
@@ -149,7 +158,7 @@ async def pause(session: AsyncSession, team: str | None, job_id: str) -> JobRow:
             job,
             JobStatus.PAUSING,
             reason=Reason.PAUSED_BY_USER,
-            message="it stops after its current step, with a checkpoint",
+            message=PAUSES_AT_STEP,
         )
     else:
         raise JobNotPausable(f"the job is {status}; only one that waits or trains can be paused")
@@ -162,6 +171,7 @@ async def retry(
     policy: AdmissionPolicy,
     team: str | None,
     job_id: str,
+    role: Role,
 ) -> JobRow:
     """A new job from the specification of one that failed or was cancelled.
 
@@ -180,6 +190,7 @@ async def retry(
         team=job.team,
         requested=JobSpec.model_validate(job.spec),
         idempotency_key=None,
+        role=role,
     )
     return again
 
@@ -222,6 +233,12 @@ def preflight_of(requested: JobSpec) -> JobSpec:
     only = {"only": True, "cases": requested.preflight.cases or PreflightSpec().cases}
     changed = {"preflight": requested.preflight.model_copy(update=only), "exports": ()}
     return requested.model_copy(update=changed)
+
+
+def hash_of(requested: Spec) -> str:
+    """Equal for equal requests: the order in which an object's keys were sent means nothing."""
+    text = json.dumps(requested.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _same_request(job: JobRow, request_hash: str) -> JobRow:

@@ -93,6 +93,14 @@ async def switch_status(
     await append_events(session, job.id, [EventDraft(EventType.STATUS, data)])
 
 
+async def tell_again(session: AsyncSession, job: JobRow, reason: Reason, message: str) -> None:
+    """Give a locked job another reason for the status that it has."""
+    job.reason, job.message = reason, message
+    await session.flush()
+    data = {"status": job.status, "reason": reason, "message": message, "attempt": job.attempts}
+    await append_events(session, job.id, [EventDraft(EventType.STATUS, data)])
+
+
 async def end_cancelled(session: AsyncSession, job: JobRow) -> None:
     """End a locked job that was asked to end. What it has produced is kept."""
     await switch_status(

@@ -73,12 +73,12 @@ async def store(
         ) from None
     except SandboxStartError as error:
         raise SuiteInvalid(str(error), [FieldProblem(message=str(error))]) from None
-    await quotas.require_storage(session, team)
     name_row = await repository.lock_name(session, team, name)
     known = await repository.same_content(session, team, name, suite.content_hash)
     if known:
         return known, False
-    archive = suite.to_archive()
+    archive = await pool.run(team, suite.to_archive)
+    await quotas.require_storage(session, team, len(archive))
     storage_key = await blobs.store_bytes(sessions, storage, archive)
     await blobs.mark_referenced(session, [storage_key])
     name_row.versions += 1

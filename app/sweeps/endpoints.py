@@ -2,28 +2,53 @@
 
 from typing import Annotated
 
-from fastapi import Body, Response
+from fastapi import Body, Header, Query, Response
 
 from app import examples
 from app.db.paging import next_cursor
-from app.dependencies import InTransaction, Limit, Parts, Position, Team, VisibleTeam
+from app.dependencies import CurrentCaller, InTransaction, Limit, Parts, Position, VisibleTeam
 from app.gate import ApiRouter
 from app.sweeps import service
-from dressage.spec.sweep import Sweep, SweepPage, SweepSpec
+from dressage.spec.sweep import Sweep, SweepDryRun, SweepPage, SweepSpec
 
 router = ApiRouter(prefix="/sweeps", tags=["sweeps"])
 
 
-@router.post("", status_code=201, responses=examples.shown(examples.SWEEP, 201))
+@router.post(
+    "",
+    status_code=201,
+    response_model=Sweep | SweepDryRun,
+    responses={
+        200: {"model": Sweep | SweepDryRun, "description": "Dry run, or a repeated key."},
+        **examples.shown(examples.SWEEP, 201),
+    },
+)
 async def submit_sweep(
     spec: Annotated[SweepSpec, Body(openapi_examples={"seeds": {"value": examples.SWEEP_SPEC}})],
     transaction: InTransaction,
-    team: Team,
+    caller: CurrentCaller,
     parts: Parts,
     response: Response,
-) -> Sweep:
+    dry_run: Annotated[bool, Query(description="Check everything, store nothing.")] = False,
+    idempotency_key: Annotated[str | None, Header(min_length=1, max_length=255)] = None,
+) -> Sweep | SweepDryRun:
     """Put a job into the queue for every combination: all of them, or none."""
-    row = await service.submit(transaction.session, transaction.wakes, parts.policy, team, spec)
+    if dry_run:
+        response.status_code = 200
+        jobs = await service.check(
+            transaction.session, parts.policy, spec, team=caller.team, role=caller.role
+        )
+        return SweepDryRun(jobs=jobs)
+    row, is_new = await service.submit(
+        transaction.session,
+        transaction.wakes,
+        parts.policy,
+        spec,
+        team=caller.team,
+        role=caller.role,
+        idempotency_key=idempotency_key,
+    )
+    response.status_code = 201 if is_new else 200
     response.headers["Location"] = f"/sweeps/{row.id}"
     return await service.show(transaction.session, row)
 

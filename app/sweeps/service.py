@@ -4,31 +4,67 @@ from collections.abc import Sequence
 
 import pydantic
 from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.broker.wake import PendingWakes
 from app.db.base import new_id, visible
 from app.db.models import JobRow, SweepRow
 from app.db.paging import newest_first
-from app.exceptions import FieldProblem, JobInvalid, NotFound
+from app.exceptions import FieldProblem, IdempotencyKeyReused, JobInvalid, NotFound
 from app.jobs import service as jobs
+from app.jobs.admission import admit
 from app.policy import AdmissionPolicy
 from app.sweeps.table import arms
 from dressage.spec.job import JobSpec
 from dressage.spec.sweep import Sweep, SweepSpec
+from dressage.spec.team import Role
 
 
 async def submit(
-    session: AsyncSession, wakes: PendingWakes, policy: AdmissionPolicy, team: str, spec: SweepSpec
-) -> SweepRow:
-    """Store a sweep with its jobs, in one transaction.
+    session: AsyncSession,
+    wakes: PendingWakes,
+    policy: AdmissionPolicy,
+    spec: SweepSpec,
+    *,
+    team: str,
+    role: Role,
+    idempotency_key: str | None,
+) -> tuple[SweepRow, bool]:
+    """Store a sweep with its jobs, in one transaction. Returns it, and whether it is new.
 
     Raises:
         JobInvalid: Any of them cannot run; the fields say which values are to blame.
+        IdempotencyKeyReused: The key came with another body before.
     """
-    row = SweepRow(id=new_id("sweep"), team=team, name=spec.name, grid=spec.grid)
-    session.add(row)
-    await session.flush()
+    request_hash = jobs.hash_of(spec)
+    stored = await session.scalar(
+        insert(SweepRow)
+        .values(
+            id=new_id("sweep"),
+            team=team,
+            name=spec.name,
+            grid=spec.grid,
+            idempotency_key=idempotency_key,
+            request_hash=request_hash,
+        )
+        .on_conflict_do_nothing(index_elements=["team", "idempotency_key"])
+        .returning(SweepRow)
+    )
+    if stored is None:
+        known = (
+            await session.scalars(
+                select(SweepRow).where(
+                    SweepRow.team == team, SweepRow.idempotency_key == idempotency_key
+                )
+            )
+        ).one()
+        if known.request_hash != request_hash:
+            raise IdempotencyKeyReused(
+                f"this Idempotency-Key created sweep {known.id} from another body; use a new key"
+            )
+        return known, False
+    row: SweepRow = stored
     for point in spec.points():
         job, _ = await jobs.submit(
             session,
@@ -37,11 +73,26 @@ async def submit(
             team=team,
             requested=_job(spec, point),
             idempotency_key=None,
+            role=role,
         )
         job.sweep_id, job.arm = row.id, point
     await session.flush()
     await session.refresh(row)
-    return row
+    return row, True
+
+
+async def check(
+    session: AsyncSession, policy: AdmissionPolicy, spec: SweepSpec, *, team: str, role: Role
+) -> int:
+    """Check every job of a sweep, and store nothing. Returns how many there would be.
+
+    Raises:
+        JobInvalid: Any of them cannot run.
+    """
+    points = spec.points()
+    for point in points:
+        await admit(session, team, _job(spec, point), policy, role)
+    return len(points)
 
 
 async def find(session: AsyncSession, team: str | None, sweep_id: str) -> SweepRow:

@@ -1,6 +1,7 @@
 """Matched jobs: a base specification and a grid of values; then a table of what they reached."""
 
 import copy
+import json
 from datetime import datetime
 from itertools import product
 from math import prod
@@ -31,6 +32,13 @@ class SweepSpec(Spec):
         empty = [field for field, values in self.grid.items() if not values]
         if empty:
             raise ValueError(f"grid.{empty[0]} has no values")
+        for field, values in self.grid.items():
+            seen = [json.dumps(value, sort_keys=True) for value in map(_plain, values)]
+            if len(set(seen)) < len(seen):
+                raise ValueError(f"grid.{field} has a value twice")
+            inside = next((f for f in self.grid if f.startswith(f"{field}.")), None)
+            if inside:
+                raise ValueError(f"grid.{inside} is inside grid.{field}; give one of them")
         jobs = prod(map(len, self.grid.values()))
         if jobs > MAX_JOBS:
             raise ValueError(f"the grid makes {jobs} jobs; {MAX_JOBS} are the limit")
@@ -63,6 +71,12 @@ class SweepSpec(Spec):
         return {**spec, "name": f"{self.name} [{shown}]"[:200]}
 
 
+def _plain(value: Any) -> Any:
+    """A value as it is compared: 1 and 1.0 make the same job."""
+    whole = isinstance(value, float) and value.is_integer()
+    return int(value) if whole else value
+
+
 class Interval(Spec):
     """A mean over repetitions with its 95 % Student-t interval, None for a single one."""
 
@@ -92,6 +106,12 @@ class Sweep(Spec):
     grid: dict[str, list[Any]]
     arms: tuple[SweepArm, ...]
     created_at: datetime
+
+
+class SweepDryRun(Spec):
+    """What `POST /sweeps?dry_run=true` answers: every job checked, nothing stored."""
+
+    jobs: int = Field(description="How many jobs the grid makes.")
 
 
 class SweepPage(Spec):

@@ -1,4 +1,4 @@
-"""heartbeats of the scheduler"""
+"""heartbeats of the scheduler, idempotency keys of sweeps"""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,15 @@ def upgrade() -> None:
         sa.Column('problems', sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint('name', name=op.f('pk_heartbeats')),
     )
+    op.add_column('sweeps', sa.Column('idempotency_key', sa.String(), nullable=True))
+    op.add_column('sweeps', sa.Column('request_hash', sa.String(), nullable=True))
+    op.create_unique_constraint(
+        op.f('uq_sweeps_team_idempotency_key'), 'sweeps', ['team', 'idempotency_key']
+    )
 
 
 def downgrade() -> None:
+    op.drop_constraint(op.f('uq_sweeps_team_idempotency_key'), 'sweeps', type_='unique')
+    op.drop_column('sweeps', 'request_hash')
+    op.drop_column('sweeps', 'idempotency_key')
     op.drop_table('heartbeats')

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import JSON, Index
+from sqlalchemy import JSON, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Arrival, Base, CreatedAt
@@ -12,7 +12,10 @@ class SweepRow(Base):
     """A grid of matched jobs; each of them points here."""
 
     __tablename__ = "sweeps"
-    __table_args__ = (Index("ix_sweeps_team_arrival", "team", "arrival"),)
+    __table_args__ = (
+        Index("ix_sweeps_team_arrival", "team", "arrival"),
+        UniqueConstraint("team", "idempotency_key"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     arrival: Mapped[Arrival]
@@ -20,4 +23,6 @@ class SweepRow(Base):
     name: Mapped[str]
     # JSON, not JSONB: the order of the grid's fields is the order of the table's columns.
     grid: Mapped[dict[str, Any]] = mapped_column(JSON)
+    idempotency_key: Mapped[str | None]
+    request_hash: Mapped[str | None]
     created_at: Mapped[CreatedAt]

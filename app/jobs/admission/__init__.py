@@ -18,6 +18,7 @@ from app.policy import AdmissionPolicy
 from app.suites import repository as suites
 from dressage.spec.effective import effective_spec
 from dressage.spec.job import Adjustment, JobSpec
+from dressage.spec.team import Role
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class AdmittedJob:
 
 
 async def admit(
-    session: AsyncSession, team: str, requested: JobSpec, policy: AdmissionPolicy
+    session: AsyncSession, team: str, requested: JobSpec, policy: AdmissionPolicy, role: Role
 ) -> AdmittedJob:
     """Check all that can be known before a GPU is used.
 
@@ -49,6 +50,7 @@ async def admit(
         *bad_rewards(spec.rewards),
         *_needs_gpu(spec),
         *model_problems(spec.agent, models_dir=policy.models_dir, allowed=policy.allowed_models),
+        *policy.priority_problems(spec, role),
         *policy.network_problems(spec),
         *policy.judge_problems(spec.rewards),
         *await export_problems(session, policy, spec, trained=False),
