@@ -78,8 +78,13 @@ def read_archive(upload: BinaryIO, limits: UnpackLimits) -> dict[str, bytes]:
     return files
 
 
-def unpack_tar(archive: Path, folder: Path) -> None:
+def unpack_tar(archive: Path, folder: Path, *, without_top: bool = False) -> None:
     """Write the regular files of a tar below a folder, a piece at a time.
+
+    Args:
+        archive: The tar.
+        folder: Where its files go.
+        without_top: Leave out the one folder that all of it lies in.
 
     (`extractall(filter=…)` would do, but came only with Python 3.11.4.)
 
@@ -88,7 +93,8 @@ def unpack_tar(archive: Path, folder: Path) -> None:
     """
     with archive.open("rb") as opened:
         for name, content in _tar(opened, None):
-            target = folder / _safe(name)
+            top, *below = PurePosixPath(_safe(name)).parts
+            target = folder.joinpath(*(below if without_top and below else (top, *below)))
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
                 shutil.copyfileobj(content, file, PIECE)

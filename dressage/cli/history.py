@@ -4,8 +4,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dressage.client import Client
+from dressage.client.errors import DressageError
 
 PAGE = 100
+
+
+def require_own_folder(folder: Path, job_id: str) -> None:
+    """Make a folder that of one job.
+
+    Raises:
+        DressageError: It has another job's files already.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / ".dressage-job"
+    owner = mark.read_text().strip() if mark.is_file() else job_id
+    if owner != job_id:
+        raise DressageError(f"{folder} has the files of {owner}; choose another folder with --to")
+    mark.write_text(f"{job_id}\n")
 
 
 def pull_history(client: Client, job_id: str, folder: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from dressage import strict_json
 from dressage.archive import unpack_tar
 from dressage.cli.console import WHOLE, Url, console, errors, friendly
 from dressage.cli.exporting import export_spec, follow_export, show_parity
-from dressage.cli.history import pull_history
+from dressage.cli.history import pull_history, require_own_folder
 from dressage.cli.watching import watch_job
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
@@ -161,6 +161,7 @@ def pull(
 ) -> None:
     """Download a job's files and check them. Broken downloads are continued."""
     with friendly(), Client(url) as client:
+        require_own_folder(to, job_id)
         for path in pull_history(client, job_id, to) if history else ():
             console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
         files = client.artifacts(job_id)
@@ -171,7 +172,7 @@ def pull(
             path = client.download(job_id, file, to)
             console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
             if unpack and path.suffix == ".tar":
-                unpack_tar(path, to)
+                unpack_tar(path, to / path.stem, without_top=True)
 
 
 def _read_spec(path: Path) -> dict[str, object]:

@@ -41,8 +41,9 @@ def watch_job(client: Client, job_id: str, console: Console) -> Job:
                     console.print(line, highlight=False)
             elif event.type not in QUIET:
                 console.print(escape(_line(event)), highlight=False)
-            if event.type is EventType.STATUS and event.data["status"] == JobStatus.PAUSED:
-                break  # until somebody resumes it, nothing will come
+            paused = event.type is EventType.STATUS and event.data["status"] == JobStatus.PAUSED
+            if paused and client.job(job_id).status is JobStatus.PAUSED:
+                break  # it still is: until somebody resumes it, nothing will come
     return client.job(job_id)
 
 

@@ -32,6 +32,7 @@ from dressage.spec.team import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8400"
+AWAY, TRIES = (502, 503, 504), 10  # what a proxy or a service that waits for its database says
 RECONNECT_SECONDS = 1.0
 
 
@@ -258,6 +259,9 @@ class Client:
                 with self._http.stream(
                     "GET", f"/jobs/{job_id}/events", headers=headers, timeout=60
                 ) as response:
+                    if response.status_code in AWAY:
+                        time.sleep(RECONNECT_SECONDS)
+                        continue
                     if response.status_code >= 400:
                         response.read()
                         raise ApiError.from_response(response)
@@ -328,12 +332,17 @@ class Client:
 
     def _send(self, method: str, path: str, **options: Any) -> httpx2.Response:
         params = {k: v for k, v in options.pop("params", {}).items() if v is not None}
-        try:
-            response = self._http.request(method, path, params=params, **options)
-        except httpx2.TransportError as error:
-            raise ServiceUnreachable(
-                f"no service answers at {self.url} ({error}); start one with `dressage up`"
-            ) from None
+        for again in range(TRIES):
+            try:
+                response = self._http.request(method, path, params=params, **options)
+            except httpx2.TransportError as error:
+                raise ServiceUnreachable(
+                    f"no service answers at {self.url} ({error}); start one with `dressage up`"
+                ) from None
+            # A read may be repeated: the service, or what it needs, is being started again.
+            if response.status_code not in AWAY or method != "GET" or again == TRIES - 1:
+                break
+            time.sleep(RECONNECT_SECONDS)
         if response.status_code >= 400:
             raise ApiError.from_response(response)
         return response

@@ -38,5 +38,7 @@ class ApiError(DressageError):
             body = response.json()
             return cls(response.status_code, body["code"], body["detail"], body["errors"])
         except (ValueError, KeyError, TypeError):
-            text = f"HTTP {response.status_code}: {response.text[:200]}"
+            html = "html" in response.headers.get("content-type", "")
+            said = "a page, not an answer of the service" if html else response.text[:200]
+            text = f"HTTP {response.status_code} from {response.url.host}: {said}"
             return cls(response.status_code, "http_error", text, [])

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import selectors
 import shutil
 import signal
@@ -247,12 +248,13 @@ class Worker:
         """
         if not self.alive:
             return Outcome(failure=Failure.CRASHED, message="the process is gone")
+        # What was written before it was asked answers nothing.
+        call_id = secrets.token_hex(8)
         try:
-            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            self._send({**request, "id": call_id})
             answer = self._lines.next(timeout)
             while answer is not None and "question" in answer and answer_question:
-                reply = {"reply": answer_question(answer["question"])}
-                self._connection.sendall(json.dumps(reply).encode() + b"\n")
+                self._send({"reply": answer_question(answer["question"])})
                 answer = self._lines.next(timeout)
         except TimeoutError:
             self.kill()
@@ -263,9 +265,14 @@ class Worker:
         if answer is None:
             self.kill()
             return Outcome(failure=Failure.CRASHED, message=self._sandbox.why_ended())
-        if "error" in answer:
-            return Outcome(failure=Failure(answer["error"]), message=answer["message"])
-        return Outcome(value=answer["value"])
+        outcome = _outcome(answer, call_id, request["call"])
+        if outcome is None:
+            self.kill()
+            return Outcome(failure=Failure.CRASHED, message="the process does not keep to its form")
+        return outcome
+
+    def _send(self, content: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(content).encode() + b"\n")
 
     def kill(self) -> None:
         """End the process and everything it started."""
@@ -275,6 +282,40 @@ class Worker:
                 os.killpg(self.pid, signal.SIGKILL)
             self._connection.close()
             self._sandbox.ended()
+
+
+def _outcome(answer: dict[str, Any], call_id: str, call: str) -> Outcome | None:
+    """What an answer says; None when it is none of ours: user code can write to its socket, too."""
+    if answer.get("id") != call_id:
+        return None
+    if "error" in answer:
+        known = answer["error"] in list(Failure) and isinstance(answer.get("message"), str)
+        return (
+            Outcome(failure=Failure(answer["error"]), message=answer["message"]) if known else None
+        )
+    value = answer.get("value")
+    return Outcome(value=value) if _fits(call, value) else None
+
+
+def _fits(call: str, value: Any) -> bool:
+    if call in ("measure", "builtin"):
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("reason"), str)
+            and isinstance(value.get("value"), float | int)
+            and 0 <= value["value"] <= 1
+        )
+    if call == "tool":
+        return isinstance(value, str)
+    if call == "open":
+        return value is None or isinstance(value, str)
+    if call == "reward_function":
+        return isinstance(value, list) and all(
+            v is None or isinstance(v, float | int) for v in value
+        )
+    if call == "rollout_func":
+        return isinstance(value, dict)
+    return value is None
 
 
 class _LineReader:
@@ -304,10 +345,10 @@ class _LineReader:
         line = bytes(self._received[:end])
         del self._received[: end + 1]
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
+            answer = json.loads(line)
+        except (ValueError, RecursionError):
             return None
-        return answer
+        return answer if isinstance(answer, dict) else None
 
 
 def _environment(work: Path) -> dict[str, str]:

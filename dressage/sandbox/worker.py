@@ -32,6 +32,7 @@ class Worker:
     def __init__(self, code: Code, connection: socket.socket) -> None:
         self._code, self._connection = code, connection
         self._environment: Environment | None = None
+        self._id = ""  # of the call that is being answered
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
         # One loop for all calls: an environment may keep connections open between them.
         self._loop = asyncio.new_event_loop()
@@ -43,20 +44,24 @@ class Worker:
         threading.Thread(target=_read, args=(lines, self._requests), daemon=True).start()
         while True:
             request = self._requests.get()
+            self._id = request["id"]
             try:
                 value = self._loop.run_until_complete(self._answer(request))
-                send(self._connection, {"value": value})
+                self._send({"value": value})
             except MissingExpectation as error:
-                send(self._connection, {"error": "missing_expectation", "message": str(error)})
+                self._send({"error": "missing_expectation", "message": str(error)})
             except ToolArgumentsError as error:
-                send(self._connection, {"error": "arguments", "message": str(error)})
+                self._send({"error": "arguments", "message": str(error)})
             except MeasureTypeError as error:
-                send(self._connection, {"error": "wrong_type", "message": str(error)})
+                self._send({"error": "wrong_type", "message": str(error)})
             except ScoreRangeError as error:
-                send(self._connection, {"error": "out_of_range", "message": str(error)})
+                self._send({"error": "out_of_range", "message": str(error)})
             except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may raise anything
                 message = f"{type(error).__name__}: {error}"[:2000]
-                send(self._connection, {"error": "raised", "message": message})
+                self._send({"error": "raised", "message": message})
+
+    def _send(self, content: dict[str, Any]) -> None:
+        send(self._connection, {**content, "id": self._id})
 
     async def _answer(self, request: dict[str, Any]) -> Any:
         call = request["call"]
@@ -91,7 +96,7 @@ class Worker:
         return None
 
     def _ask(self, question: dict[str, Any]) -> Any:
-        send(self._connection, {"question": question})
+        self._send({"question": question})
         return self._requests.get()["reply"]
 
 

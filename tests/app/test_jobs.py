@@ -202,8 +202,10 @@ def test_an_idempotency_key_creates_one_job(api, suite, job_spec):
     assert (first.status_code, again.status_code) == (201, 200)
     assert first.json()["id"] == again.json()["id"]
     other = post(api, {**job_spec, "name": "other"}, headers=headers)
-    assert other.status_code == 409
+    assert other.status_code == 422
     assert other.json()["code"] == "idempotency_key_reused"
+    turned = dict(reversed(job_spec.items()))
+    assert post(api, turned, headers=headers).json()["id"] == first.json()["id"]
     assert len(api.get("/jobs").json()["items"]) == 1
 
 

@@ -99,11 +99,14 @@ def test_files_and_history_are_pulled_and_unpacked(operator, context, submit, tm
     operator("pull", job_id, "--to", tmp_path / "files", "--history")
     found = {path.name for path in (tmp_path / "files").iterdir()}
     assert found == {
-        *("adapter", "adapter.tar"),
+        *("adapter", "adapter.tar", ".dressage-job"),
         *("job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"),
     }
     assert (tmp_path / "files" / "adapter" / "weights").read_bytes() == b"w" * 1000
     assert json.loads((tmp_path / "files" / "job.json").read_text())["id"] == job_id
+    other = submit("ok again")
+    refused = operator("pull", other, "--to", tmp_path / "files", code=1).stderr
+    assert f"has the files of {job_id}; choose another folder with --to" in refused
 
 
 def test_a_file_is_made_of_a_trained_job(operator, worker, submit):

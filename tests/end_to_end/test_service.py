@@ -100,13 +100,14 @@ def test_the_main_job(service, client, spec, tmp_path):
     assert done.returncode == 0, done.stderr
     names = {file.name for file in (tmp_path / "files").iterdir() if file.is_file()}
     history = {"job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"}
-    assert names == {"adapter.tar", "merged.tar", "model-q8_0.gguf", *history}
+    assert names == {".dressage-job", "adapter.tar", "merged.tar", "model-q8_0.gguf", *history}
     lines = (tmp_path / "files" / "rollouts.jsonl").read_text().splitlines()
     told = [event for event in events if event.type == "rollout"]
     assert [json.loads(line)["id"] for line in lines] == [event.data["id"] for event in told]
     assert (tmp_path / "files" / "metrics.csv").read_text().splitlines()[1].startswith("1,")
     assert json.loads((tmp_path / "files" / "job.json").read_text())["id"] == job.id
     assert (tmp_path / "files" / "adapter" / "adapter_config.json").is_file()
+    assert (tmp_path / "files" / "merged" / "model.safetensors").is_file()
     with tarfile.open(tmp_path / "files" / "merged.tar") as archive:
         assert "merged/model.safetensors" in archive.getnames()
     assert (tmp_path / "files" / "model-q8_0.gguf").read_bytes()[:4] == b"GGUF"

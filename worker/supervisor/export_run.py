@@ -96,6 +96,7 @@ class ExportRun(LeasedRun):
             job_id=self._job.id,
             trained=job_spec.training.result_kind,
             ollama_url=asked.get("server") or next(iter(self.context.ollama_urls), None),
+            longest_prompt=(self._job.result or {}).get("longest_prompt", 0),
             attempt=self.lease.attempt,
             registered=((self._export.result or {}).get("ollama") or {}).get("digest"),
         )

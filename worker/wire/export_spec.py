@@ -26,6 +26,9 @@ class ExportRunSpec(Spec):
     job_id: str
     trained: ArtifactKind
     ollama_url: str | None = Field(default=None, description="For Ollama: the server.")
+    longest_prompt: int = Field(
+        default=0, description="Tokens of the longest prompt that the job has played, if known."
+    )
     attempt: int = Field(default=1, description="An earlier one may have got to its end unseen.")
     registered: str | None = Field(
         default=None, description="Digest of the file that this export has registered before."

@@ -53,7 +53,10 @@ class TrainedAgent:
         self.cases = held_out or list(suite.cases)
         template = agent_template(job.agent, self.tokenizer, schemas)
         conversations = [case.conversation(job.agent.instructions) for case in suite.cases]
-        longest = max(len(template.prompt(messages)) for messages in conversations)
+        # What an environment adds to a prompt is known only from where it was played.
+        longest = max(
+            spec.longest_prompt, *(len(template.prompt(messages)) for messages in conversations)
+        )
         needed = longest + job.training.max_completion_length
         fits = context_length(AutoConfig.from_pretrained(self._model_name))
         self.context = min(-(-needed // ROUND) * ROUND, fits)

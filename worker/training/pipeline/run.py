@@ -21,6 +21,7 @@ from worker.training.pipeline.parts import Parts
 from worker.training.pipeline.preflight import preflight, refuse
 from worker.training.process.failures import RunFailure
 from worker.training.process.user_code import user_code
+from worker.training.rollout.engine import RolloutEngine
 from worker.training.update import ranks
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
@@ -180,9 +181,18 @@ def _result(
         "tools": list(job.agent.tools),
         "environment": job.agent.environment,
         "instructions": job.agent.instructions,
+        "longest_prompt": _longest_prompt(parts),
         "isolation": str(parts.pool.sandbox.walls),
         **_gains(evaluation.done),
     }
+
+
+def _longest_prompt(parts: Parts) -> int:
+    """Tokens of the longest prompt of training and evaluation, earlier attempts included."""
+    name = "tokens/longest_prompt"
+    logged = [line[name] for line in parts.trainer.state.log_history if name in line]
+    played = parts.engine.longest_prompt if isinstance(parts.engine, RolloutEngine) else 0
+    return int(max([played, *logged]))
 
 
 def _gains(done: dict[str, Evaluation]) -> dict[str, Any]:

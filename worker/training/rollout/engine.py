@@ -72,6 +72,7 @@ class RolloutEngine:
     ) -> None:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
+        self.longest_prompt = 0  # tokens, of all that was played, with what environments added
 
     def play(
         self,
@@ -85,6 +86,9 @@ class RolloutEngine:
         Environments stay open for the measures; who scores the rollouts closes them.
         """
         rollouts = [self._opened(*pair) for pair in zip(cases, self._open(cases), strict=True)]
+        self.longest_prompt = max(
+            self.longest_prompt, *(len(rollout.prompt_ids) for rollout in rollouts)
+        )
         for rollout in rollouts:
             if rollout.lost is not None:  # one masked token: a rollout is never empty
                 rollout.stop_reason = StopReason.ENVIRONMENT_LOST

@@ -32,6 +32,7 @@ def batch_metrics(
         "tools/failed_share": failed / calls if calls else 0.0,
         "tools/escaped_markup": float(sum(rollout.escaped_markup for rollout in rollouts)),
         "tokens/observation": mean(observed),
+        "tokens/longest_prompt": float(max(len(rollout.prompt_ids) for rollout in rollouts)),
     }
     for verdicts in zip(*(scored.verdicts for scored in batch.scored), strict=True):
         known = [verdict.value for verdict in verdicts if verdict.value is not None]
