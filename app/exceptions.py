@@ -4,6 +4,8 @@ The tree opens the file; the handlers that turn it into `application/problem+jso
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import structlog
@@ -222,17 +224,84 @@ async def _service_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
+    state = request.app.state
+    if not hasattr(state, "field_names"):  # made when it is first needed
+        state.field_names = field_names(request.app.openapi())
+    known = state.field_names
     problems = [
         FieldProblem(
             # The first part says body, query, path or header.
-            field=".".join(str(part) for part in e["loc"][1:]) or None,
-            message=e["msg"].removeprefix("Value error, "),
+            field=".".join(map(str, plain_path(error.body, e["loc"][1:]))) or None,
+            message=message_of(e, known),
         )
         for e in error.errors()
     ]
+    problems = list({(p.field, p.message): p for p in problems}.values())
     first = problems[0]
     detail = f"{first.field}: {first.message}" if first.field else first.message
     return _respond(422, "validation_error", detail, problems)
+
+
+MISSING = object()
+
+
+def plain_path(body: Any, path: Sequence[str | int]) -> list[str | int]:
+    """Where in the body something is wrong, without the names of types that pydantic adds."""
+    found: list[str | int] = []
+    place = body
+    for at, part in enumerate(path):
+        inner = _inside(place, part)
+        if inner is not MISSING:
+            place = inner
+        elif isinstance(place, dict | list):
+            is_last = at == len(path) - 1
+            if not (is_last and isinstance(place, dict) and str(part).isidentifier()):
+                continue  # of a type, unless it is a field that is not there
+        elif found:
+            continue
+        found.append(part)
+    return found
+
+
+def _inside(place: Any, part: str | int) -> Any:
+    if isinstance(place, dict):
+        return place.get(part, MISSING)
+    if isinstance(place, list) and isinstance(part, int) and part < len(place):
+        return place[part]
+    return MISSING
+
+
+def message_of(problem: Mapping[str, Any], known: Mapping[str, str]) -> str:
+    """A problem of pydantic's as a sentence.
+
+    Args:
+        problem: As `errors()` gives it.
+        known: Every field of every request, with where it is.
+    """
+    if problem["type"] != "extra_forbidden":
+        return str(problem["msg"]).removeprefix("Value error, ")
+    name = str(problem["loc"][-1])
+    near = [name] if name in known else get_close_matches(name, known, 1)
+    return f"no such field; did you mean {known[near[0]]!r}?" if near else "no such field"
+
+
+def field_names(document: Mapping[str, Any]) -> dict[str, str]:
+    """Every field of a job, with its place, out of the API's description."""
+    schemas, found = document["components"]["schemas"], dict[str, str]()
+
+    def walk(schema: Mapping[str, Any], place: str, seen: tuple[str, ...]) -> None:
+        items = [schema["items"]] if "items" in schema else []
+        for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *items):
+            walk(part, place, seen)
+        name = str(schema.get("$ref", "")).rsplit("/", 1)[-1]
+        if name and name not in seen:
+            for field, inner in schemas[name].get("properties", {}).items():
+                found.setdefault(field, f"{place}{field}")
+                walk(inner, f"{place}{field}.", (*seen, name))
+
+    spec = next(name for name in ("JobSpec", "JobSpec-Input") if name in schemas)
+    walk({"$ref": f"#/components/schemas/{spec}"}, "", ())
+    return found
 
 
 async def _http_error(request: Request, error: Exception) -> JSONResponse:

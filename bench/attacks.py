@@ -287,6 +287,12 @@ def _parquet(rows, value):
     return buffer.getvalue()
 
 
+def _encrypted(archive):
+    """A zip whose directory says that its file is encrypted."""
+    at = archive.index(b"PK\x01\x02") + 8
+    return archive[:at] + b"\x01\x00" + archive[at + 2 :]
+
+
 def upload_attacks(world):
     """Suites that are no suites."""
     cases = ("cases.jsonl", CASES)
@@ -310,7 +316,7 @@ def upload_attacks(world):
         "no archive at all": lambda: b"PK\x03\x04" + os.urandom(5000),
         "no Parquet at all": lambda: b"PAR1" + os.urandom(5000) + b"PAR1",
         "a broken gzip": lambda: gzip.compress(b"x" * 1000)[:-10],
-        "an encrypted zip": lambda: _zip([cases])[:6] + b"\x01\x00" + _zip([cases])[8:],
+        "an encrypted zip": lambda: _encrypted(_zip([cases])),
         "nothing": lambda: b"",
         "not UTF-8": lambda: b'{"input": "\xff"}',
         "NUL": lambda: b'{"input": "a\\u0000b"}',
@@ -545,7 +551,7 @@ def team_attacks(world):
         )
     for name, secret in {
         "no key": "",
-        "an empty key": " ",
+        "the beginning of every key": "drs_",
         "half a key": world.red[:20],
         "a key in capitals": world.red.upper(),
         "a key with a NUL": "drs_x",

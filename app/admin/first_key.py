@@ -7,7 +7,8 @@ database's address may do that.
 import asyncio
 import sys
 
-from app.auth import keys
+from app.auth import audit, keys
+from app.auth.keys import Caller
 from app.db.engine import create_engine, create_sessions, unit_of_work
 from app.settings import Settings, read_settings
 from dressage.spec.team import KeySpec, Role
@@ -23,7 +24,10 @@ async def make(settings: Settings, *, even_if_there_is_one: bool) -> str | None:
             if await keys.any_operator(session) and not even_if_there_is_one:
                 return None
             spec = KeySpec(team=DEFAULT_TEAM, role=Role.OPERATOR, name="first operator")
-            return (await keys.create(session, spec)).secret
+            made = await keys.create(session, spec)
+            host = Caller(made.id, DEFAULT_TEAM, Role.OPERATOR, None, None)
+            audit.note(session, host, action="first_key", target=f"/keys/{made.id}")
+            return made.secret
     finally:
         await engine.dispose()
 

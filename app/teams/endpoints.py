@@ -14,9 +14,18 @@ from app.dependencies import InTransaction, OperatorOnly, VisibleTeam
 from app.exceptions import InvalidRequest
 from app.gate import ApiRouter
 from app.teams import service
-from dressage.spec.team import Team, TeamLimits, TeamName, Usage, UsageBy, UsageRow
+from dressage.spec.team import (
+    Team,
+    TeamChanges,
+    TeamLimits,
+    TeamName,
+    Usage,
+    UsageBy,
+    UsageRow,
+)
 
 router = ApiRouter(tags=["teams"])
+EARLIEST, LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 LONGEST_REPORT = timedelta(days=400)
 
 
@@ -53,6 +62,27 @@ async def put_team(
     return await service.view(transaction.session, row)
 
 
+@router.patch(
+    "/teams/{name}",
+    dependencies=[OperatorOnly],
+    responses=examples.shown(examples.TEAM),
+)
+async def patch_team(
+    name: str,
+    changes: Annotated[
+        TeamChanges, Body(openapi_examples={"more": {"value": {"max_queued_jobs": 50}}})
+    ],
+    transaction: InTransaction,
+) -> Team:
+    """Change some limits of a team; null takes one away, what is left out stays."""
+    row = await service.find(transaction.session, None, name)
+    limits = TeamLimits.model_validate(row).model_copy(
+        update=changes.model_dump(exclude_unset=True)
+    )
+    row, _ = await service.put(transaction.session, name, limits)
+    return await service.view(transaction.session, row)
+
+
 @router.get(
     "/usage",
     response_model=Usage,
@@ -75,6 +105,9 @@ async def get_usage(
 ) -> Usage | PlainTextResponse:
     """GPU time of a period, as JSON or (`Accept: text/csv`) as CSV."""
     until = until or datetime.now(UTC)
+    for name, time in (("since", since), ("until", until)):
+        if time and not EARLIEST <= time <= LATEST:
+            raise InvalidRequest(f"{name}: give a time between {EARLIEST:%Y} and {LATEST:%Y}")
     since = since or until - timedelta(days=30)
     if not since < until <= since + LONGEST_REPORT:
         raise InvalidRequest(f"since must be before until, by {LONGEST_REPORT.days} days at most")

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import func, select
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.base import visible
@@ -37,10 +38,13 @@ async def find(session: AsyncSession, team: str | None, name: str) -> TeamRow:
 async def put(session: AsyncSession, name: str, limits: TeamLimits) -> tuple[TeamRow, bool]:
     """Make a team, or give one other limits. Returns it, and whether it is new."""
     row = await session.get(TeamRow, name, with_for_update=True)
-    is_new = row is None
-    if row is None:
-        row = TeamRow(name=name)
-        session.add(row)
+    is_new = False
+    if row is None:  # two requests at once may make it
+        made = await session.scalar(
+            insert(TeamRow).values(name=name).on_conflict_do_nothing().returning(TeamRow.name)
+        )
+        is_new = made is not None
+        row = await session.get_one(TeamRow, name, with_for_update=True)
     for field, value in limits.model_dump().items():
         setattr(row, field, value)
     await session.flush()

@@ -11,7 +11,7 @@ from dressage.cli.console import WHOLE, Url, console, errors, friendly
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 from dressage.client.config import store_key, stored_key
-from dressage.spec.team import KeySpec, Role, UsageBy
+from dressage.spec.team import KeySpec, Role, Team, UsageBy
 
 app = typer.Typer()
 keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke API keys.")
@@ -122,45 +122,88 @@ def show_key(url: Url = DEFAULT_URL) -> None:
 @teams.command("set")
 def set_team(
     name: str,
-    weight: float = 1.0,
+    weight: float | None = None,
     max_running_gpus: int | None = None,
     max_queued_jobs: int | None = None,
     gpu_hours_per_day: float | None = None,
     gpu_hours_per_month: float | None = None,
     max_storage_gb: float | None = None,
     keep_files_days: float | None = None,
+    no_limit: Annotated[
+        list[str] | None, typer.Option(help="Take a limit away, as `--no-limit max-queued-jobs`.")
+    ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Make a team, or give it other limits; what is left out has no limit."""
-    limits = {
+    """Make a team, or change some of its limits; what is left out stays as it is."""
+    given: dict[str, float | None] = {
         "weight": weight,
         "max_running_gpus": max_running_gpus,
         "max_queued_jobs": max_queued_jobs,
-        "gpu_seconds_per_day": None if gpu_hours_per_day is None else gpu_hours_per_day * 3600,
-        "gpu_seconds_per_month": (
-            None if gpu_hours_per_month is None else gpu_hours_per_month * 3600
-        ),
-        "max_storage_bytes": None if max_storage_gb is None else int(max_storage_gb * 1e9),
+        "gpu_hours_per_day": gpu_hours_per_day,
+        "gpu_hours_per_month": gpu_hours_per_month,
+        "max_storage_gb": max_storage_gb,
         "keep_files_days": keep_files_days,
     }
+    changes: dict[str, float | None] = {
+        option: value for option, value in given.items() if value is not None
+    }
+    for option in no_limit or []:
+        field = option.strip("-").replace("-", "_")
+        if field not in given or field == "weight":
+            names = ", ".join(o.replace("_", "-") for o in given if o != "weight")
+            raise typer.BadParameter(f"there is no limit {option!r}; there are {names}")
+        changes[field] = None
+    limits = dict(_stored(option, value) for option, value in changes.items())
     with friendly(), Client(url) as client:
-        console.print(f"team {client.put_team(name, limits).name} is set", highlight=False)
+        team = client.set_team(name, limits)
+        console.print(f"team {team.name}: {_limits(team)}", highlight=False)
 
 
 @teams.command("list")
 def list_teams(url: Url = DEFAULT_URL) -> None:
     """List teams with their limits and what they use now."""
     with friendly(), Client(url) as client:
-        table = Table("team", "weight", "running GPUs", "queued jobs", "storage")
+        table = Table("team", "weight", "running GPUs", "queued jobs", "storage", "other limits")
         for team in client.teams():
             table.add_row(
                 team.name,
                 f"{team.weight:g}",
                 _of(team.running_gpus, team.max_running_gpus),
                 _of(team.queued_jobs, team.max_queued_jobs),
-                f"{team.storage_bytes / 1e9:.2f} GB",
+                f"{team.storage_bytes / 1e9:.2f} GB"
+                + (f" of {team.max_storage_bytes / 1e9:g}" if team.max_storage_bytes else ""),
+                _budgets(team) or "none",
             )
         console.print(table)
+
+
+def _stored(option: str, value: float | None) -> tuple[str, float | None]:
+    """An option in the units of the API."""
+    if option.startswith("gpu_hours"):
+        return option.replace("hours", "seconds"), None if value is None else value * 3600
+    if option == "max_storage_gb":
+        return "max_storage_bytes", None if value is None else int(value * 1e9)
+    return option, value
+
+
+def _limits(team: Team) -> str:
+    counts = {
+        "running GPUs": team.max_running_gpus,
+        "queued jobs": team.max_queued_jobs,
+        "bytes": team.max_storage_bytes,
+    }
+    shown = [f"{value} {what}" for what, value in counts.items() if value is not None]
+    return ", ".join([f"weight {team.weight:g}", *shown, *filter(None, [_budgets(team)])])
+
+
+def _budgets(team: Team) -> str:
+    budgets = {
+        "GPU hours a day": team.gpu_seconds_per_day,
+        "GPU hours a month": team.gpu_seconds_per_month,
+    }
+    shown = [f"{v / 3600:g} {what}" for what, v in budgets.items() if v is not None]
+    days = team.keep_files_days
+    return ", ".join([*shown, *([] if days is None else [f"files kept {days:g} days"])])
 
 
 def _of(used: int, limit: int | None) -> str:

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Column
 
 from dressage.authoring.errors import AuthoringError
-from dressage.client import ApiError, DownloadCorrupt, ServiceUnreachable
+from dressage.client import ApiError
+from dressage.client.errors import DressageError
 
 WHOLE = partial(Column, no_wrap=True)  # of what is copied into the next command
 
@@ -35,6 +36,6 @@ def friendly() -> Iterator[None]:
             place = f"{problem.get('field') or ''}{line}"
             errors.print(f"  {escape(place)}: {escape(problem['message'])}", highlight=False)
         raise typer.Exit(1) from None
-    except (ServiceUnreachable, DownloadCorrupt, AuthoringError, OSError) as error:
+    except (DressageError, AuthoringError, OSError) as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         raise typer.Exit(1) from None

@@ -32,6 +32,7 @@ from dressage.spec.team import (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8400"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AWAY, TRIES = (502, 503, 504), 10  # what a proxy or a service that waits for its database says
 RECONNECT_SECONDS = 1.0
 
@@ -54,7 +55,18 @@ class Client:
         self.url = url.rstrip("/")
         key = key or stored_key(self.url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._http = httpx2.Client(base_url=self.url, headers=headers, timeout=timeout)
+        host = (httpx2.URL(self.url).host if "://" in self.url else "").strip("[]")
+        try:
+            self._http = httpx2.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=timeout,
+                trust_env=host not in LOOPBACK,  # what is here is never behind a proxy
+            )
+        except (ImportError, ValueError) as error:
+            raise ServiceUnreachable(
+                f"the proxy that the environment names cannot be used: {error}"
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +180,16 @@ class Client:
         """Make a team, or give it other limits."""
         content = TeamLimits.model_validate(limits).model_dump(mode="json")
         return Team.model_validate_json(self._send("PUT", f"/teams/{name}", json=content).content)
+
+    def set_team(self, name: str, changes: Mapping[str, Any]) -> Team:
+        """Change some limits of a team, or make one with them."""
+        try:
+            response = self._send("PATCH", f"/teams/{name}", json=dict(changes))
+        except ApiError as error:
+            if error.status != httpx2.codes.NOT_FOUND:
+                raise
+            return self.put_team(name, changes)
+        return Team.model_validate_json(response.content)
 
     def create_key(self, spec: KeySpec | Mapping[str, Any]) -> NewKey:
         """Make a key; its secret is in the answer and nowhere else."""

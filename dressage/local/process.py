@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from dressage.local.account import OURSELVES, Account
 from dressage.local.errors import LaunchError
 
+LONGEST_LOG = 50_000_000  # bytes
 FIRST_DELAY, LONGEST_DELAY, STEADY_SECONDS = 0.5, 30.0, 60.0
 
 
@@ -86,6 +88,7 @@ class SupervisedProcess:
 
     def keep(self) -> str | None:
         """Restart it if it ended and its delay is over. Returns a line to show, if any."""
+        self._rotate()
         if self._process is None or self._process.poll() is None:
             return None
         now = time.monotonic()
@@ -115,6 +118,13 @@ class SupervisedProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
+
+    def _rotate(self) -> None:
+        """Begin the log anew when it is long; the one before is kept beside it."""
+        with contextlib.suppress(OSError):
+            if self._log.stat().st_size > LONGEST_LOG:
+                shutil.copyfile(self._log, self._log.with_suffix(".log.1"))
+                os.truncate(self._log, 0)  # who writes to it goes on: it is open for appending
 
     def last_lines(self, count: int = 15) -> str:
         """The end of its log."""

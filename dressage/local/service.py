@@ -1,5 +1,6 @@
 """Starts all, keeps all, stops all in order: what `dressage up` does."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -87,6 +88,7 @@ class LocalService:
         _require_free_port(options.host, options.port)
         for name in ("logs", "artifacts", "runs"):
             (root / name).mkdir(exist_ok=True)
+            (root / name).chmod(0o700)
         self._logs = root / "logs"
         database_url, redis_url = options.database_url, options.redis_url
         if not database_url or not redis_url:
@@ -129,7 +131,9 @@ class LocalService:
         if self._first_key:
             return self._first_key
         headers = {"Authorization": f"Bearer {known}"}
-        answer = httpx2.get(f"{self._options.url}/keys/mine", headers=headers, timeout=10)
+        # Never through a proxy: the service is here.
+        with httpx2.Client(trust_env=False, timeout=10) as loopback:
+            answer = loopback.get(f"{self._options.url}/keys/mine", headers=headers)
         if known and answer.status_code == httpx2.codes.OK:
             return None
         return run_module(FIRST_KEY, self._environment, "--new").strip()
@@ -165,7 +169,8 @@ class LocalService:
 
     def _answers(self) -> bool:
         try:
-            return httpx2.get(f"{self._options.url}/healthz", timeout=2).status_code == 200
+            with httpx2.Client(trust_env=False, timeout=2) as loopback:
+                return loopback.get(f"{self._options.url}/healthz").status_code == 200
         except httpx2.HTTPError:
             return False
 
@@ -194,12 +199,17 @@ def _make_directory(root: Path) -> None:
 
 
 def _require_free_port(host: str, port: int) -> None:
+    if not 0 < port < 65536:
+        raise LaunchError(f"--port {port}: give one from 1 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
-        except OSError:
-            raise LaunchError(
-                f"port {port} on {host} is in use; choose another one with --port"
-            ) from None
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                reason = f"port {port} on {host} is in use; choose another one with --port"
+            else:
+                why = getattr(error, "strerror", None) or error
+                reason = f"--host {host}: this machine cannot listen there ({why})"
+            raise LaunchError(reason) from None

@@ -315,6 +315,8 @@ def _fits(call: str, value: Any) -> bool:
         )
     if call == "rollout_func":
         return isinstance(value, dict)
+    if call == "render":
+        return isinstance(value, list) and all(isinstance(text, str) for text in value)
     return value is None
 
 

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib import import_module
 from typing import Any, TextIO
 
 from pydantic import TypeAdapter
@@ -79,6 +80,11 @@ class Worker:
         if call == "builtin":
             spec = BUILTIN.validate_python(request["measure"])
             return asdict(evaluate(spec, _context(request["context"], None)))
+        if call == "render":
+            # Only here: suites that are no templates need no Jinja.
+            return import_module("dressage.sandbox.templates").render(
+                request["template"], request["conversations"]
+            )
         if call == "reward_function":
             rewards = self._code.reward_functions[request["name"]]
             return await rewards.evaluate(

@@ -12,7 +12,7 @@ Quantization = Literal[
     "f32", "f16", "bf16", "q8_0", "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"
 ]
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
-OLLAMA_NAME = rf"^(?:{PART}/)?(?:{PART}/)?{PART}(?::{PART})?$"
+OLLAMA_NAME = rf"^(?:{PART}(?::[0-9]{{1,5}})?/)?(?:{PART}/)?{PART}(?::{PART})?$"
 ParityCases = Annotated[
     int,
     Field(
@@ -22,6 +22,20 @@ ParityCases = Annotated[
         "0: no parity report.",
     ),
 ]
+
+
+def canonical_ollama_name(name: str) -> str:
+    """Equal for names that are one model for Ollama, different for all others.
+
+    Ollama takes no notice of case; `latest` is the tag of a name without one. `~` and `+` are in no
+    name, so they stand for `/` and `:` where those cannot be.
+
+    >>> canonical_ollama_name("Team/Calc:latest")
+    'team~calc'
+    """
+    place, _, last = name.lower().rpartition("/")
+    last = last.removesuffix(":latest")
+    return f"{place}/{last}".lstrip("/").replace("/", "~").replace(":", "+")
 
 
 class _Export(Spec):
@@ -158,7 +172,7 @@ class OllamaExport(_Export):
 
     @property
     def export_name(self) -> str:  # noqa: D102
-        return "ollama-" + self.name.replace("/", "_").replace(":", "_") + self._step
+        return f"ollama-{canonical_ollama_name(self.name)}{self._step}"
 
     @property
     def file_name(self) -> str:  # noqa: D102

@@ -2,9 +2,9 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, Field, field_validator
 
 from dressage.spec.base import Spec, View
 
@@ -35,6 +35,17 @@ class TeamLimits(View):
     keep_files_days: Budget = Field(
         default=None, description="After a job's end; then its files go. Null: until it is deleted."
     )
+
+
+class TeamChanges(TeamLimits):
+    """Limits to change; what is left out stays as it is."""
+
+    @field_validator("weight", mode="before")
+    @classmethod
+    def _always_has_a_weight(cls, weight: Any) -> Any:
+        if weight is None:
+            raise ValueError("every team has a weight; 1 is usual")
+        return weight
 
 
 class Team(TeamLimits):

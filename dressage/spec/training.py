@@ -68,7 +68,7 @@ class TrainingSpec(Spec):
 
     epochs: float = Field(default=1, gt=0, le=1000, description="Passes over the training cases.")
     max_steps: int | None = Field(
-        default=None, ge=1, description="Optimizer steps; overrides `epochs`."
+        default=None, ge=1, le=10_000_000, description="Optimizer steps; overrides `epochs`."
     )
     batch_size: int = Field(default=2, ge=1, description="Rollouts in one forward pass, per GPU.")
     gradient_accumulation: int = Field(

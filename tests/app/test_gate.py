@@ -1,6 +1,7 @@
 """What no request gets past: key before body, sizes, strict JSON, known parameters; the audit."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -132,3 +133,108 @@ def test_deep_answers_of_agents_are_fine(api):
     text = json.dumps({"a": ["[[[[" * 500]})
     answer = api.post("/jobs", content=text, headers={"Content-Type": "application/json"})
     assert "nested" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"max_step": 3}, "max_step", "did you mean 'training.max_steps'?"),
+        ({"learning_rate": 1}, "learning_rate", "did you mean 'training.learning_rate'?"),
+        ({"zzz": 1}, "zzz", "no such field"),
+        (
+            {"rewards": [{"measure": {"type": "regex", "pattrn": "x"}}]},
+            "rewards.0.measure.pattrn",
+            "no such field",
+        ),
+        ({"agent": {}}, "agent.model", "Field required"),
+        ({"training": {"max_steps": 2**31}}, "training.max_steps", "less than or equal"),
+        ({"agent": {"model": "x" * 5000}}, "agent.model", "at most 1000"),
+    ],
+)
+def test_what_is_wrong_is_named_as_it_was_sent_with_what_may_be_meant(
+    api, job_spec, change, field, said
+):
+    answer = api.post("/jobs", json={**job_spec, **change})
+    assert answer.status_code == 422
+    problems = {problem["field"]: problem["message"] for problem in answer.json()["errors"]}
+    assert said in problems[field], problems
+
+
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_times_that_no_report_has_are_refused(api, name, time):
+    answer = api.get("/usage", params={name: time})
+    assert (answer.status_code, answer.json()["detail"][:5]) == (422, name[:5])
+
+
+def test_limits_of_a_team_change_one_by_one(api):
+    api.put("/teams/new", json={"weight": 2, "max_queued_jobs": 5})
+    changed = api.patch("/teams/new", json={"max_running_gpus": 3, "max_queued_jobs": None}).json()
+    assert (changed["weight"], changed["max_queued_jobs"], changed["max_running_gpus"]) == (
+        2,
+        None,
+        3,
+    )
+    assert api.patch("/teams/nobody", json={}).status_code == 404
+    assert api.patch("/teams/new", json={"weight": None}).status_code == 422
+
+
+def test_two_requests_make_one_team(api):
+    with ThreadPoolExecutor(8) as threads:
+        codes = list(threads.map(lambda _: api.put("/teams/both", json={}).status_code, range(16)))
+    assert sorted(codes) == [200] * 15 + [201]
+
+
+def test_the_queue_of_a_team_has_an_end_and_urgent_is_for_operators(settings, job_spec, arithmetic):
+    few = settings.model_copy(update={"max_queued_jobs": 2})
+    with TestClient(create_app(few)) as client:
+        client.headers = bearer("submitter")
+        client.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+        urgent = client.post("/jobs", json={**job_spec, "priority": "urgent"})
+        assert urgent.json()["errors"][0]["field"] == "priority"
+        codes = [client.post("/jobs", json=job_spec).status_code for _ in range(3)]
+        assert codes == [201, 201, 403]
+        with ThreadPoolExecutor(8) as threads:  # nor do many at once get past it
+            client.post(f"/jobs/{client.get('/jobs').json()['items'][0]['id']}/cancel")
+            codes = list(
+                threads.map(lambda _: client.post("/jobs", json=job_spec).status_code, range(8))
+            )
+        assert codes.count(201) == 1
+
+
+def test_the_bytes_of_an_upload_count_before_it_is_stored(api, arithmetic):
+    size = len(arithmetic.to_archive())
+    api.put("/teams/default", json={"max_storage_bytes": size - 1})
+    answer = api.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+    assert (answer.status_code, answer.json()["code"]) == (403, "quota_exceeded")
+    api.put("/teams/default", json={"max_storage_bytes": size})
+    assert api.post("/suites?name=arithmetic", content=arithmetic.to_archive()).status_code == 201
+
+
+def test_a_sweep_is_tried_dry_and_made_once_for_a_key(api, job_spec, arithmetic):
+    api.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+    base = {name: value for name, value in job_spec.items() if name != "name"}
+    sweep = {"name": "s", "base": base, "grid": {"training.seed": [0, 1]}}
+    assert api.post("/sweeps?dry_run=true", json=sweep).json() == {"jobs": 2}
+    assert api.get("/jobs").json()["items"] == []
+    headers = {"Idempotency-Key": "k"}
+    first, again = (api.post("/sweeps", json=sweep, headers=headers) for _ in range(2))
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert first.json()["id"] == again.json()["id"]
+    other = api.post("/sweeps", json={**sweep, "name": "t"}, headers=headers)
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert len(api.get("/jobs").json()["items"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        ({"training.seed": [1, 1, 1]}, "has a value twice"),
+        ({"training.learning_rate": [1, 1.0]}, "has a value twice"),
+        ({"training": [{}], "training.seed": [1]}, "is inside"),
+    ],
+)
+def test_a_grid_that_makes_one_job_twice_is_refused(api, job_spec, grid, said):
+    answer = api.post("/sweeps", json={"name": "s", "base": job_spec, "grid": grid})
+    assert answer.status_code == 422
+    assert said in answer.json()["detail"]

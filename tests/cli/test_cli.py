@@ -109,6 +109,16 @@ def test_files_and_history_are_pulled_and_unpacked(operator, context, submit, tm
     assert f"has the files of {job_id}; choose another folder with --to" in refused
 
 
+def test_watching_goes_on_past_a_pause_that_is_over(operator, worker, submit):
+    job_id = submit("ok")
+    operator("pause", job_id)
+    at_rest = operator("watch", job_id, code=1).stdout
+    assert "paused" in at_rest
+    operator("resume", job_id)
+    said = operator("watch", job_id).stdout
+    assert "succeeded" in said.splitlines()[-1] or "succeeded" in said
+
+
 def test_a_file_is_made_of_a_trained_job(operator, worker, submit):
     job_id = submit("ok")
     wait_for(lambda: job_id in operator("jobs", "--status", "succeeded").stdout)

@@ -76,12 +76,12 @@ def test_a_cluster_from_before_there_was_a_password_gets_one(root):
         psycopg.connect(url).close()
 
 
-@pytest.mark.parametrize("content", ["", "junk", f"{os.getpid()}\n/elsewhere\n"])
+@pytest.mark.parametrize("content", ["", "junk", "OURS\n/elsewhere\n"])
 def test_a_lock_that_a_killed_server_left_is_removed(root, content):
     with EmbeddedDatabases(root) as databases:
         account = databases._account
     lock = root / "postgres" / "postmaster.pid"
-    lock.write_text(content)
+    lock.write_text(content.replace("OURS", str(os.getpid())))
     account.give(lock)
     with EmbeddedDatabases(root) as databases:
         _require_both(databases)

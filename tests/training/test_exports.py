@@ -238,6 +238,13 @@ def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
     assert "Ollama: success" in logs
 
 
+def test_the_context_has_room_for_what_environments_add(export, ollama):
+    """500 tokens, as an environment has made of a short question, and 60 to answer: 768."""
+    _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url, longest_prompt=500)
+    assert manifest["failure"] is None
+    assert ollama.models["calc-agent:latest"]["parameters"]["num_ctx"] == 768
+
+
 def test_a_model_that_can_think_is_asked_as_it_was_trained(export, ollama, job):
     _, manifest = export(ollama_spec(), url=ollama.url)
     assert {*ollama.thought} == {None}  # it cannot

@@ -55,6 +55,8 @@ def test_a_run_leaves_everything_behind(make_run):
     manifest = json.loads((run.path / MANIFEST).read_text())
     assert manifest["files"][0]["name"] == "adapter.tar"
     assert manifest["result"]["steps"] == 2
+    prompts = [len(r["roles"]) - len(r["roles"].lstrip("p")) for r in rollouts]
+    assert manifest["result"]["longest_prompt"] == max(prompts)
     assert manifest["result"]["gain"]["count"] == 1
     with tarfile.open(run.artifacts / "adapter.tar") as archive:
         names = set(archive.getnames())

@@ -21,6 +21,7 @@ KEPT = (
 )
 KEPT_PREFIXES = ("HF_", "WANDB_", "TORCH", "OMP_", "NCCL_", "CUDA_", "NVIDIA_", "LLAMA_CPP_")
 GRACE_SECONDS = 5.0
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class ChildProcess:
@@ -43,6 +44,8 @@ class ChildProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                # In an empty folder: a hub's name must not be found as a folder beside us.
+                cwd=temporary,
                 env={**_environment(gpu_indexes), "TMPDIR": str(temporary)},
                 start_new_session=True,
             )
@@ -106,6 +109,7 @@ def _environment(gpu_indexes: Sequence[int]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": _devices(gpu_indexes),
         "DRESSAGE_PARENT_PID": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
     }
 
 

@@ -4,6 +4,7 @@ In: a requested specification. Out: the effective one with its suite, or every p
 here: what the operator allows (app.policy), what exports need (app.exports.checks), and quotas.
 """
 
+import asyncio
 from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -49,7 +50,12 @@ async def admit(
         *echo_problems(spec, suite),
         *bad_rewards(spec.rewards),
         *_needs_gpu(spec),
-        *model_problems(spec.agent, models_dir=policy.models_dir, allowed=policy.allowed_models),
+        *await asyncio.to_thread(
+            model_problems,
+            spec.agent,
+            models_dir=policy.models_dir,
+            allowed=policy.allowed_models,
+        ),
         *policy.priority_problems(spec, role),
         *policy.network_problems(spec),
         *policy.judge_problems(spec.rewards),

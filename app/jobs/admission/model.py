@@ -1,19 +1,17 @@
 """What can be known about a model without loading it: is it there, and fit for tools."""
 
 import json
-from collections.abc import Callable
+import tempfile
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from app.exceptions import FieldProblem
 from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
+from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError
 from dressage.spec.agent import AgentSpec
 
+RENDER_SECONDS = 10.0
 FIELD = "agent.model"
 TOOL_NAME, TOOL_RESULT = "tool_name_7f3a", "tool_result_91bc"
 
@@ -39,17 +37,23 @@ def model_problems(
         return []
     if not name.startswith("/"):
         return [_problem(f"{name!r} is relative; give the absolute path of the model directory")]
+    if allowed is not None and models_dir is None:
+        return [_problem(f"the operator allows only: {', '.join(allowed)}")]
     path = Path(name).resolve()
     if models_dir and not path.is_relative_to(models_dir.resolve()):
         return [_problem(f"model directories lie below {models_dir}")]
     if not (path / "config.json").is_file():
         return [_problem(f"there is no model at {name!r} (no config.json)")]
-    template = _chat_template(path)
+    try:
+        template = _chat_template(path)
+        has_parser = _has_response_template(path, agent)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        return [_problem(f"the model's tokenizer configuration cannot be read: {error}"[:500])]
     if template is None:
         return [_problem("the model's tokenizer has no chat template")]
     if not (agent.tools or agent.environment):
         return []
-    problem = _tool_problem(template, has_parser=_has_response_template(path, agent))
+    problem = _tool_problem(template, has_parser=has_parser)
     return [_problem(problem)] if problem else []
 
 
@@ -61,17 +65,22 @@ def _chat_template(path: Path) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         return file.read_text()
-    config = path / "tokenizer_config.json"
-    template = json.loads(config.read_bytes()).get("chat_template") if config.is_file() else None
+    template = _tokenizer_config(path).get("chat_template")
     if isinstance(template, list):  # named templates
         template = next((t["template"] for t in template if t["name"] == "default"), None)
-    return template
+    return template if isinstance(template, str) else None
+
+
+def _tokenizer_config(path: Path) -> dict[str, Any]:
+    file = path / "tokenizer_config.json"
+    found = json.loads(file.read_bytes()) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError("tokenizer_config.json is no object")
+    return found
 
 
 def _has_response_template(path: Path, agent: AgentSpec) -> bool:
-    config = path / "tokenizer_config.json"
-    own = json.loads(config.read_bytes()).get("response_template") if config.is_file() else None
-    return bool(agent.response_template or own)
+    return bool(agent.response_template or _tokenizer_config(path).get("response_template"))
 
 
 @lru_cache(maxsize=100)  # a template is slow to compile, and few are used
@@ -81,12 +90,16 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
     turn = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "so"}
     result = {"role": "tool", "name": TOOL_NAME, "content": TOOL_RESULT}
     messages = [{"role": "user", "content": "question"}, turn, result]
-    render = _renderer(template)
-    try:
-        short = render(messages, add_generation_prompt=False)
-        longer = render([*messages, turn, result], add_generation_prompt=True)
-    except (TemplateError, TypeError):
-        short = longer = ""
+    rendered = _rendered(
+        template,
+        [
+            {"messages": messages, "add_generation_prompt": False},
+            {"messages": [*messages, turn, result], "add_generation_prompt": True},
+        ],
+    )
+    if rendered.failure is Failure.TIMED_OUT:
+        return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
+    short, longer = rendered.value or ("", "")
     if TOOL_NAME not in short or TOOL_RESULT not in short:
         return (
             "the model's chat template cannot render tools, but the agent has some; choose a model "
@@ -108,25 +121,18 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
     )
 
 
-def _renderer(template: str) -> Callable[..., str]:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda _: "today"
-    compiled = environment.from_string(template)
-
-    def render(messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
-        return compiled.render(
-            messages=messages,
-            add_generation_prompt=add_generation_prompt,
-            bos_token="",
-            eos_token="",
-        )
-
-    return render
-
-
-def _refuse(message: str) -> Any:
-    raise TemplateError(message)
+def _rendered(template: str, conversations: list[dict[str, Any]]) -> Outcome:
+    """Texts of conversations; a template may be as harmful as any program."""
+    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
+        try:
+            sandbox = Sandbox(Path(folder))
+        except SandboxStartError as error:
+            return Outcome(failure=Failure.CRASHED, message=str(error))
+        try:
+            worker = sandbox.start_worker()
+            request = {"call": "render", "template": template, "conversations": conversations}
+            outcome = worker.call(request, RENDER_SECONDS)
+            worker.kill()
+        finally:
+            sandbox.close()
+    return outcome
