@@ -3,6 +3,7 @@
 The tree opens the file; the handlers that turn it into `application/problem+json` close it.
 """
 
+import errno
 import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -196,6 +197,7 @@ def add_handlers(api: FastAPI) -> None:
     api.add_exception_handler(InterfaceError, _database_error)
     api.add_exception_handler(PoolTimeout, _database_error)
     api.add_exception_handler(DataError, _data_error)
+    api.add_exception_handler(OSError, _os_error)
     api.add_exception_handler(Exception, _unexpected)
 
 
@@ -281,7 +283,7 @@ def message_of(problem: Mapping[str, Any], known: Mapping[str, str]) -> str:
     if problem["type"] != "extra_forbidden":
         return str(problem["msg"]).removeprefix("Value error, ")
     name = str(problem["loc"][-1])
-    near = [name] if name in known else get_close_matches(name, known, 1)
+    near = [name] if name in known else get_close_matches(name, known, 1, cutoff=0.75)
     return f"no such field; did you mean {known[near[0]]!r}?" if near else "no such field"
 
 
@@ -330,6 +332,13 @@ async def _data_error(request: Request, error: Exception) -> JSONResponse:
     return _respond(
         422, "validation_error", "the request has a character or number that cannot be stored"
     )
+
+
+async def _os_error(request: Request, error: Exception) -> JSONResponse:
+    if getattr(error, "errno", None) not in (errno.ENOSPC, errno.EDQUOT):
+        return await _unexpected(request, error)
+    log.error("disk.full", path=request.url.path, error=str(error))
+    return _respond(507, "disk_full", "the disk of the service is full; nothing changed")
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -20,6 +20,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 CHUNK = 1 << 20
+LEAST_FREE = 50_000_000  # bytes; less is a full disk
 PART = 16 << 20  # S3 takes 10,000 parts: files up to 160 GB
 PARTS_AT_ONCE = 4
 LINK_LIFETIME = timedelta(minutes=15)
@@ -160,6 +161,8 @@ class DirectoryStorage(Storage):
         self._root.mkdir(parents=True, exist_ok=True)
         if not os.access(self._root, os.W_OK):
             raise StorageUnavailable(f"{self._root} cannot be written to")
+        if shutil.disk_usage(self._root).free < LEAST_FREE:
+            raise StorageUnavailable(f"the disk of {self._root} is full")
 
     @contextmanager
     def _partial(self) -> Iterator[Path]:

@@ -161,13 +161,13 @@ def pull(
 ) -> None:
     """Download a job's files and check them. Broken downloads are continued."""
     with friendly(), Client(url) as client:
-        require_own_folder(to, job_id)
-        for path in pull_history(client, job_id, to) if history else ():
-            console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
         files = client.artifacts(job_id)
         if not files and not history:
             errors.print(f"{job_id} has no files ({client.job(job_id).status})", highlight=False)
             raise typer.Exit(1)
+        require_own_folder(to, job_id)
+        for path in pull_history(client, job_id, to) if history else ():
+            console.print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)", highlight=False)
         for file in files:
             path = client.download(job_id, file, to)
             console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)

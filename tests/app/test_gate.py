@@ -11,6 +11,7 @@ from app.auth.limits import REFUSALS_PER_MINUTE
 from app.gate import MAX_JSON_BYTES
 from app.main import create_app
 from tests.servers import bearer
+from tests.waiting import wait_for
 
 
 def endless(read):
@@ -238,3 +239,38 @@ def test_a_grid_that_makes_one_job_twice_is_refused(api, job_spec, grid, said):
     answer = api.post("/sweeps", json={"name": "s", "base": job_spec, "grid": grid})
     assert answer.status_code == 422
     assert said in answer.json()["detail"]
+
+
+def test_below_a_path_nothing_leads_outside(settings):
+    below = settings.model_copy(update={"root_path": "/dressage"})
+    with TestClient(create_app(below)) as client:
+        home = client.get("/", follow_redirects=False)
+        assert home.headers["location"] == "docs"
+        assert "url: 'openapi.json'" in client.get("/docs").text.replace('"', "'")
+
+
+def test_origins_are_off_and_can_be_allowed(settings, api):
+    origin = {"Origin": "https://tools.example.com"}
+    asked = {**origin, "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in api.get("/healthz", headers=origin).headers
+    some = settings.model_copy(update={"allowed_origins": ["https://tools.example.com"]})
+    with TestClient(create_app(some)) as client:
+        allowed = client.options("/jobs", headers=asked)
+        assert allowed.headers["access-control-allow-origin"] == "https://tools.example.com"
+
+
+def test_ready_means_that_jobs_run(api, database_url):
+    answer = api.get("/readyz")
+    assert answer.status_code == 503
+    checks = answer.json()["checks"]
+    assert checks.pop("scheduler") == "none has been seen: start python -m worker.scheduler"
+    assert set(checks.values()) == {"ok"}
+    with psycopg.connect(database_url) as connection:
+        connection.execute(
+            "INSERT INTO heartbeats (name, seen_at, problems) VALUES ('scheduler', now(), '{}')"
+        )
+    wait_for(lambda: api.get("/readyz").status_code == 200)
+    with psycopg.connect(database_url) as connection:
+        connection.execute("""UPDATE heartbeats SET problems = '{"webhooks": "ValueError: x"}'""")
+    wait_for(lambda: api.get("/readyz").status_code == 503)
+    assert api.get("/readyz").json()["checks"]["scheduler"] == "webhooks: ValueError: x"

@@ -1,6 +1,11 @@
+import errno
 import json
 
 import pytest
+from fastapi.testclient import TestClient
+
+from app.main import create_app
+from tests.servers import bearer
 
 
 def post(api, spec, **options):
@@ -35,7 +40,7 @@ def test_a_dry_run_stores_nothing(api, suite, job_spec):
 @pytest.mark.parametrize(
     ("change", "field", "sentence"),
     [
-        ({"colour": 1}, "colour", "Extra inputs are not permitted"),
+        ({"colour": 1}, "colour", "no such field"),
         ({"rewards": []}, "rewards", "at least one measure"),
         (
             {"rewards": ["a", "b"], "reward_weights": [1]},
@@ -167,6 +172,74 @@ def test_a_tool_template_that_cannot_be_trained_is_refused(
     assert response.status_code == 422
     assert response.json()["errors"][0]["field"] == "agent.model"
     assert sentence in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "sentence"),
+    [
+        ("tokenizer_config.json", "{broken", "cannot be read"),
+        ("tokenizer_config.json", "[" * 100_000, "cannot be read"),
+        ("tokenizer_config.json", "[1]", "cannot be read"),
+        ("chat_template.jinja", "{% for i in range(2000000000) %}{% endfor %}", "cannot render"),
+        (
+            "chat_template.jinja",
+            "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}"
+            "{% endfor %}{% endfor %}",
+            "takes longer than",
+        ),
+        ("chat_template.jinja", "{{ 1 / 0 }}", "cannot render tools"),
+        ("chat_template.jinja", "{% generation %}", "cannot render tools"),
+        ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "cannot render tools"),
+    ],
+)
+def test_a_hostile_model_folder_is_a_sentence(
+    api, suite, job_spec, tmp_path, monkeypatch, file, content, sentence
+):
+    monkeypatch.setattr("app.jobs.admission.model.RENDER_SECONDS", 1.0)
+    folder = model_directory(tmp_path / "model", None)
+    (tmp_path / "model" / file).write_text(content)
+    job_spec["agent"]["model"] = folder
+    answer = api.post("/jobs", json=job_spec)
+    assert answer.status_code == 422
+    assert sentence in answer.json()["detail"]
+
+
+def test_paths_are_covered_by_the_models_that_are_allowed(settings, job_spec, arithmetic):
+    only = settings.model_copy(update={"allowed_models": ["Org/Name"]})
+    with TestClient(create_app(only), headers=bearer("operator")) as client:
+        client.post("/suites?name=arithmetic", content=arithmetic.to_archive())
+        for model in (job_spec["agent"]["model"], "Other/Name", "m0"):
+            job_spec["agent"]["model"] = model
+            answer = client.post("/jobs", json=job_spec)
+            assert "the operator allows only: Org/Name" in answer.json()["detail"]
+
+
+def test_a_completion_that_the_model_cannot_hold_is_refused(api, suite, job_spec):
+    job_spec["training"]["max_completion_length"] = 1024
+    answer = api.post("/jobs", json=job_spec)
+    assert answer.json()["errors"] == [
+        {
+            "field": "training.max_completion_length",
+            "line": None,
+            "message": "the model holds 1024 tokens, prompt included; give less than that",
+        }
+    ]
+
+
+@pytest.mark.parametrize("other", ["Calc", "calc:latest", "CALC:LATEST"])
+def test_two_exports_to_one_ollama_model_are_refused(api, suite, job_spec, other):
+    job_spec["exports"] = [{"type": "ollama", "name": name} for name in ("calc", other)]
+    answer = api.post("/jobs", json=job_spec)
+    assert "the same export is asked for twice" in answer.json()["detail"]
+
+
+def test_a_full_disk_is_a_problem(api, suite, job_spec, monkeypatch):
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("app.suites.endpoints.tempfile.TemporaryFile", full)
+    answer = api.post("/suites?name=x", content=b"x")
+    assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
 
 
 def test_an_unknown_tool_template_is_fine_with_a_response_template(api, suite, job_spec, tmp_path):

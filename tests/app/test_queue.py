@@ -1,13 +1,14 @@
 """Leases, on real transactions."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
 from app.db.base import new_id
 from app.db.engine import DATABASE_UNAVAILABLE, create_engine, create_sessions, unit_of_work
-from app.db.models import AttemptRow, EventRow, ExportRow, JobRow, SuiteRow
+from app.db.models import AttemptRow, EventRow, ExportRow, JobRow, SuiteRow, WorkerRow
 from app.exports.leases import claim_export, reap_exports, settle_export
 from app.lifecycle.jobs import TRANSITIONS, IllegalTransition, lock_job, switch_status
 from app.scheduling.explain import waiting_for
@@ -24,8 +25,15 @@ from app.scheduling.leases import (
 )
 from app.scheduling.retries import RetryPolicy
 from app.scheduling.snapshot import LOOKED_AT
-from app.workers.repository import beat
-from dressage.spec.status import TERMINAL, AttemptOutcome, ExportStatus, JobStatus, Reason
+from app.workers.repository import beat, every, forget_silent
+from dressage.spec.status import (
+    TERMINAL,
+    AttemptOutcome,
+    ExportStatus,
+    JobStatus,
+    Reason,
+    WorkerState,
+)
 from tests.workers import presence
 
 
@@ -202,6 +210,27 @@ def test_a_worker_that_is_stopped_while_it_claims_does_not_stop_the_others(
             assert (await take(sessions, "awake")).job_id == job_id
             with pytest.raises(DATABASE_UNAVAILABLE):  # when it wakes: as if the database was away
                 await claim(stopped, "stopped")
+
+    run(work)
+
+
+def test_a_second_worker_of_the_host_makes_nobody_forgotten_and_a_heartbeat_resets_no_state(run):
+    async def work(sessions):
+        for name in ("first", "second"):  # in other namespaces: the same host, the same pid
+            async with unit_of_work(sessions) as session:
+                await beat(session, name, presence())
+            async with unit_of_work(sessions) as session:
+                (await session.get_one(WorkerRow, name)).state = WorkerState.DRAINING
+            async with unit_of_work(sessions) as session:
+                await beat(session, name, presence())
+                await forget_silent(session)
+        async with unit_of_work(sessions) as session:
+            assert [row.state for row in await every(session)] == ["draining", "draining"]
+            silent = update(WorkerRow).where(WorkerRow.id == "first")
+            hour = func.clock_timestamp() - timedelta(hours=1)
+            await session.execute(silent.values(heartbeat_at=hour, state=WorkerState.ACTIVE))
+            await forget_silent(session)
+            assert [row.id for row in await every(session)] == ["second"]
 
     run(work)
 

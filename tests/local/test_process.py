@@ -66,3 +66,17 @@ def test_one_that_ignores_the_signal_is_killed(supervised, tmp_path):
     assert time.monotonic() - began < 30
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_log_that_grows_long_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("dressage.local.process.LONGEST_LOG", 1000)
+    command = (sys.executable, "-uc", "import time\nwhile True: print('x' * 100); time.sleep(0.01)")
+    process = SupervisedProcess(Program("talks", command), tmp_path)
+    process.start()
+    log = tmp_path / "talks.log"
+    wait_for(lambda: log.stat().st_size > 1000)
+    process.keep()
+    assert log.stat().st_size < 1000
+    assert (tmp_path / "talks.log.1").stat().st_size > 1000
+    wait_for(lambda: log.stat().st_size > 0)
+    process.stop()

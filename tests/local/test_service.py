@@ -29,6 +29,17 @@ def test_a_port_in_use(tmp_path):
         )
 
 
+@pytest.mark.parametrize("port", [-1, 0, 65536, 99999])
+def test_a_port_that_is_none(tmp_path, port):
+    assert start(tmp_path, port=port) == f"--port {port}: give one from 1 to 65535"
+
+
+@pytest.mark.parametrize("host", ["203.0.113.9", "no.such.host.invalid", "a..b"])
+def test_a_host_that_is_not_this_one_is_no_port_in_use(tmp_path, host):
+    said = start(tmp_path, host=host)
+    assert said.startswith(f"--host {host}: this machine cannot listen there")
+
+
 def test_a_data_directory_in_use(tmp_path):
     code = (
         "import fcntl, sys, time; from pathlib import Path; root = Path(sys.argv[1]); "

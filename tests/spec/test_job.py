@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from dressage.spec.agent import canonical_model_name
 from dressage.spec.effective import effective_spec, valid_accumulation
+from dressage.spec.export import OllamaExport, canonical_ollama_name
 from dressage.spec.job import EXAMPLE, JobSpec
 from dressage.spec.training import LoraSpec, TrainingSpec
 
@@ -124,3 +125,13 @@ def test_a_stored_specification_of_the_first_version_still_loads():
         '"priority": "normal"}'
     )
     assert JobSpec.model_validate(golden).exports[1].quantization == "f16"
+
+
+def test_names_of_ollama_are_one_when_they_are_one_model():
+    same = {canonical_ollama_name(n) for n in ("calc", "Calc", "calc:latest", "CALC:Latest")}
+    assert same == {"calc"}
+    others = ("team/x", "team_x", "team/x:1", "team/x_1", "host:5000/team/x", "host/team/x")
+    assert len({canonical_ollama_name(name) for name in others}) == len(others)
+    assert OllamaExport(type="ollama", name="host:5000/team/x:q4").export_name == (
+        "ollama-host+5000~team~x+q4"
+    )

@@ -13,7 +13,7 @@ from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, JobInvalid
 from app.exports.checks import export_problems
 from app.jobs.admission.measures import bad_rewards, unknown_rewards
-from app.jobs.admission.model import model_problems
+from app.jobs.admission.model import context_problems, model_problems
 from app.jobs.admission.suite import echo_problems, missing_suite, too_few_cases, unknown_names
 from app.policy import AdmissionPolicy
 from app.suites import repository as suites
@@ -56,6 +56,7 @@ async def admit(
             models_dir=policy.models_dir,
             allowed=policy.allowed_models,
         ),
+        *await asyncio.to_thread(context_problems, spec),
         *policy.priority_problems(spec, role),
         *policy.network_problems(spec),
         *policy.judge_problems(spec.rewards),

@@ -10,6 +10,7 @@ from app.exceptions import FieldProblem
 from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
 from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError
 from dressage.spec.agent import AgentSpec
+from dressage.spec.job import JobSpec
 
 RENDER_SECONDS = 10.0
 FIELD = "agent.model"
@@ -55,6 +56,23 @@ def model_problems(
         return []
     problem = _tool_problem(template, has_parser=has_parser)
     return [_problem(problem)] if problem else []
+
+
+def context_problems(spec: JobSpec) -> list[FieldProblem]:
+    """A completion that the model has no room for, where its configuration is at hand."""
+    path = Path(spec.agent.model)
+    if not path.is_absolute():
+        return []
+    try:
+        config = json.loads((path / "config.json").read_bytes())
+        length = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return []  # said elsewhere
+    wanted = spec.training.max_completion_length
+    if not isinstance(length, int) or wanted < length:
+        return []
+    message = f"the model holds {length} tokens, prompt included; give less than that"
+    return [FieldProblem(field="training.max_completion_length", message=message)]
 
 
 def _problem(message: str) -> FieldProblem:
