@@ -273,4 +273,5 @@ def test_a_tool_cannot_patch_a_measure(attempt, walls):
 
 def test_the_walls_say_what_they_are(walls):
     assert str(walls).startswith(walls.isolation)
-    assert ("with network" in str(walls)) is (walls.isolation is Isolation.LIMITS)
+    assert "with network" not in str(walls)
+    assert "with network" in str(strongest(network=True, atmost=walls.isolation))
