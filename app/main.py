@@ -99,6 +99,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description="Reinforcement learning for tool-using agents, as a service.",
         lifespan=lifespan,
         root_path=settings.root_path,
+        generate_unique_id_function=lambda route: route.name,
         docs_url=None,
         redoc_url=None,
     )

@@ -110,7 +110,7 @@ def section(prefix, spec):
         ours = OURS if prefix in ("training.echo", "evaluation", "preflight") else name
         cells = [
             f"`{name}`",
-            "required" if field.is_required() else f"`{plain(field.default)}`",
+            "required" if field.is_required() else f"`{plain(default_of(field))}`",
             values(field),
             MAPS_TO.get(f"{prefix}.{name}", ours),
             field.description or "",
@@ -144,7 +144,13 @@ def kind(annotation):
     return " or ".join("none" if name == "NoneType" else name for name in names)
 
 
+def default_of(field):
+    return field.get_default(call_default_factory=True)
+
+
 def plain(value):
+    if isinstance(value, dict | list):
+        return json.dumps(value)
     return (
         {None: "none", True: "true", False: "false"}.get(value, value)
         if not isinstance(value, int | float) or isinstance(value, bool)

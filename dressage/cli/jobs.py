@@ -189,6 +189,9 @@ def _read_spec(path: Path) -> dict[str, object]:
 
 
 def _exit_by_status(job: Job) -> None:
+    report = (job.result or {}).get("preflight") if isinstance(job.result, dict) else None
+    if job.spec.preflight.only and report and report["verdict"] == "stop":
+        raise typer.Exit(1)
     if job.status is JobStatus.PAUSED or (
         job.status in TERMINAL and job.status is not JobStatus.SUCCEEDED
     ):

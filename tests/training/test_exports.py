@@ -115,6 +115,8 @@ def test_a_gguf_serves_what_was_trained_and_says_where_it_is_from(export):
     about = read_gguf(run.artifacts / "model-f16.gguf")
     assert about["dressage.job"] == "job_1"
     assert about["dressage.suite"] == "arithmetic"
+    assert about["general.name"] == about["dressage.job_name"] != "Merged"
+    assert about["dressage.base_model"] == "model"  # of a folder its name, not its place
     assert len(about["dressage.spec_sha256"]) == 64
     assert manifest["files"][0]["kind"] == "gguf"
 

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import hashlib
 import io
+import os
 import shutil
 import tarfile
 import threading
@@ -18,9 +19,11 @@ from app.jobs.retention import forget_files
 from app.scheduling.retries import RetryPolicy
 from app.storage import StorageUnavailable
 from dressage.client import Client
+from dressage.spec.artifact import ArtifactKind
 from tests.servers import KEYS
 from tests.waiting import wait_for
 from tests.worker.steps import export, sweep, work
+from worker.wire.run_dir import RunDirectory
 
 
 def names(api, job_id):
@@ -341,3 +344,16 @@ def test_what_a_worker_makes_is_shown_and_ends_with_its_job(
         ).fetchall()
     assert attempts == [(kind, "cancelled")]
     assert api.get("/workers").json()[0]["exports"] == []
+
+
+def test_equal_files_make_equal_archives(tmp_path):
+    for name in ("one", "three"):
+        folder = tmp_path / name / "final"
+        folder.mkdir(parents=True)
+        (folder / "weights").write_bytes(b"w")
+        os.utime(folder / "weights", (len(name), len(name) * 1000))
+    packed = [
+        RunDirectory(tmp_path / name).pack(tmp_path / name / "final", ArtifactKind.ADAPTER)
+        for name in ("one", "three")
+    ]
+    assert packed[0].sha256 == packed[1].sha256

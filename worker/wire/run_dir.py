@@ -128,7 +128,7 @@ class RunDirectory:
                 for file in sorted(folder.rglob("*")):
                     if not any(fnmatch(file.name, pattern) for pattern in without):
                         inside = f"{top or kind}/{file.relative_to(folder)}"
-                        archive.add(file, arcname=inside, recursive=False)
+                        archive.add(file, arcname=inside, recursive=False, filter=_plain)
 
         write_whole(self.artifacts / name, write)
         return self.describe(name, kind)
@@ -176,3 +176,10 @@ class EventLogHandler(logging.Handler):
         if record.name.startswith("worker.") or record.levelno >= logging.WARNING:
             text = record.getMessage()[:8000]
             self._run.emit(EventType.LOG, level=record.levelname.lower(), message=text)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Without who and when: equal files make equal archives."""
+    member.uid = member.gid = member.mtime = 0
+    member.uname = member.gname = ""
+    return member

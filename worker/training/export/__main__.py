@@ -163,11 +163,13 @@ def _adapter_file(
 
 
 def _metadata(spec: ExportRunSpec) -> dict[str, str]:
-    checkpoint = spec.export.checkpoint
+    checkpoint, base = spec.export.checkpoint, spec.job.agent.model
     return {
         "job": spec.job_id,
+        "job_name": spec.job.name,
         "suite": spec.job.suite,
-        "base_model": spec.job.agent.model,
+        # Of a folder its name alone: where it lies is the host's business.
+        "base_model": Path(base).name if base.startswith("/") else base,
         "spec_sha256": hashlib.sha256(spec.job.model_dump_json().encode()).hexdigest(),
         **({"checkpoint_step": str(checkpoint)} if checkpoint else {}),
     }

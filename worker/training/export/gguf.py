@@ -156,6 +156,7 @@ def _convert(model: Path, out: Path, quantization: str, metadata: Mapping[str, s
             str(model),
         ),
         *("--outfile", str(out), "--outtype", quantization),
+        *(("--model-name", metadata["job_name"]) if metadata.get("job_name") else ()),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not out.is_file():

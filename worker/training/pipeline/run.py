@@ -32,6 +32,8 @@ from worker.wire.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, Run
 
 log = logging.getLogger(__name__)
 
+FEWEST_CASES = 5  # an interval of fewer says nothing
+
 SANDBOX_WORKERS = 16  # calls that run at the same time; many of them wait for something
 PREFLIGHT = "preflight.json"
 
@@ -99,6 +101,7 @@ def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> No
         return
     saved = save(run, job, parts.trainer, parts.tokenizer)
     result = _result(job, parts, evaluation, saved, best)
+    _warn_of_loss(run, result)
     if report:
         result["preflight"] = report.model_dump(mode="json")
     files = [saved]
@@ -193,6 +196,18 @@ def _longest_prompt(parts: Parts) -> int:
     logged = [line[name] for line in parts.trainer.state.log_history if name in line]
     played = parts.engine.longest_prompt if isinstance(parts.engine, RolloutEngine) else 0
     return int(max([played, *logged]))
+
+
+def _warn_of_loss(run: RunDirectory, result: dict[str, Any]) -> None:
+    """Say so when the agent has become worse, and not by chance."""
+    for name, what in (("gain", "pass rate"), ("reward_gain", "mean reward")):
+        gain = result[name]
+        if gain and gain["count"] >= FEWEST_CASES and gain["high"] < 0:
+            message = (
+                f"the {what} on held-out cases became worse: by {-gain['difference']:.3f} "
+                f"(95 % interval {-gain['high']:.3f} to {-gain['low']:.3f}, {gain['count']} cases)"
+            )
+            run.emit(EventType.WARNING, code="became_worse", message=message)
 
 
 def _gains(done: dict[str, Evaluation]) -> dict[str, Any]:
