@@ -26,6 +26,7 @@ from app.jobs import repository, service
 from app.jobs.admission import admit
 from app.jobs.dependencies import CachedJobs, LiveFeed, Streams
 from app.jobs.serialize import serialize_jobs
+from app.scheduling.explain import warnings_of
 from dressage.spec.artifact import Checkpoint, checkpoint_name
 from dressage.spec.event import (
     Evaluation,
@@ -65,7 +66,8 @@ async def submit_job(
     if dry_run:
         admitted = await admit(transaction.session, caller.team, spec, parts.policy, caller.role)
         response.status_code = 200
-        return DryRun(spec=admitted.spec, adjustments=admitted.adjustments)
+        warnings = await warnings_of(transaction.session, admitted.spec.resources)
+        return DryRun(spec=admitted.spec, adjustments=admitted.adjustments, warnings=warnings)
     job, is_new = await service.submit(
         transaction.session,
         transaction.wakes,

@@ -10,9 +10,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from app.db.models import JobRow
 from app.lifecycle.jobs import lock_job, switch_status
-from app.scheduling.plan import forecast, plan, preemptions
-from app.scheduling.snapshot import read_snapshot
+from app.scheduling.plan import forecast, nobody_takes, plan, preemptions
+from app.scheduling.snapshot import read_snapshot, request_of
 from app.scheduling.types import ClusterSnapshot, Placement
+from dressage.spec.job import ResourcesSpec
 from dressage.spec.queue import EstimatedStart, QueueEntry, QueueState, Wait
 from dressage.spec.status import JobStatus, Reason, WaitReason
 
@@ -54,6 +55,12 @@ async def waiting_for(session: AsyncSession, jobs: Sequence[JobRow]) -> dict[str
         if job.id not in fresh and job.id not in stored:
             fresh[job.id] = await _far_back(session, job, snapshot.now)
     return {job.id: fresh[job.id] for job in queued if job.id in fresh} | stored
+
+
+async def warnings_of(session: AsyncSession, resources: ResourcesSpec) -> tuple[str, ...]:
+    """What a job with such needs would wait for without an end in sight."""
+    reason = nobody_takes(await read_snapshot(session), request_of(resources))
+    return (f"{reason}: it would wait until one comes",) if reason else ()
 
 
 async def _far_back(session: AsyncSession, job: JobRow, now: datetime) -> Wait:

@@ -150,6 +150,13 @@ def _placement(
     return not_now(WaitReason.BUSY, f"no free {kind}{behind}")
 
 
+def nobody_takes(snapshot: ClusterSnapshot, request: ResourceRequest) -> str | None:
+    """Why no worker that is alive would ever take such a job, if none would."""
+    if any(node.state is WorkerState.ACTIVE and node.suits(request) for node in snapshot.nodes):
+        return None
+    return _nobody_suits(snapshot, request)
+
+
 def _nobody_suits(snapshot: ClusterSnapshot, request: ResourceRequest) -> str:
     if not snapshot.nodes:
         return "no training worker is alive"

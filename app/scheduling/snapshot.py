@@ -197,9 +197,13 @@ def _spent(period: str, limit: float | None, used: float) -> str | None:
 
 
 def _request(row: Any) -> ResourceRequest:
-    resources = ResourcesSpec.model_validate(row.resources or {})
+    return request_of(ResourcesSpec.model_validate({**(row.resources or {}), "gpus": row.gpus}))
+
+
+def request_of(resources: ResourcesSpec) -> ResourceRequest:
+    """What a job asks of a worker."""
     return ResourceRequest(
-        gpus=row.gpus,
+        gpus=resources.gpus,
         gpu_type=resources.gpu_type,
         min_memory_gb=resources.min_memory_gb,
         labels=frozenset(resources.labels),

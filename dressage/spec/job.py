@@ -223,3 +223,6 @@ class DryRun(Spec):
 
     spec: JobSpec
     adjustments: tuple[Adjustment, ...]
+    warnings: tuple[str, ...] = Field(
+        default=(), description="What would keep it waiting now; a job shows it under `waiting`."
+    )

@@ -384,3 +384,15 @@ def test_an_ended_job_is_deleted_with_its_history(api, suite, job_spec):
     assert api.get(f"/jobs/{job}").status_code == 404
     assert api.get(f"/jobs/{job}/events").status_code == 404
     assert api.delete(f"/jobs/{job}").status_code == 404
+
+
+def test_a_job_that_nobody_can_run_says_so_when_it_is_tried_and_when_it_is_submitted(
+    api, suite, job_spec
+):
+    job_spec["resources"] = {"gpus": 2}
+    tried = api.post("/jobs?dry_run=true", json=job_spec).json()
+    assert tried["warnings"] == ["no training worker is alive: it would wait until one comes"]
+    job = post(api, job_spec).json()
+    assert (job["waiting"]["wait_reason"], job["waiting"]["reason"]) == (
+        *("no_worker", "no training worker is alive"),
+    )
