@@ -89,20 +89,40 @@ def parse_cases(
         line = data[: error.start].count(b"\n") + 1
         raise SuiteError([Problem("not UTF-8 text", file, line)]) from None
     if csv_text:
-        rows = csv.DictReader(io.StringIO(text), strict=True)
-        try:
-            numbered = [(rows.line_num, row) for row in rows]
-        except csv.Error as error:
-            raise SuiteError([Problem(f"broken CSV: {error}", file, rows.line_num)]) from None
-        return _cases(numbered, mapping, file)
+        return _cases(_csv_rows(text, file), mapping, file)
     if text.lstrip().startswith("["):
         try:
-            records = strict_json.loads(text)
+            records = strict_json.loads(text, doubled=False)
         except ValueError as error:
             line_number = error.lineno if isinstance(error, json.JSONDecodeError) else None
             raise SuiteError([Problem(_broken(error), file, line_number)]) from None
         return _cases(list(enumerate(records, start=1)), mapping, file)
     return _parse_jsonl(text, file, mapping)
+
+
+def _csv_rows(text: str, file: str | None) -> Numbered:
+    """Rows of a CSV text, each with as many fields as there are columns."""
+    rows = csv.reader(io.StringIO(text), strict=True)
+    numbered: Numbered = []
+    problems = []
+    try:
+        columns = next(rows, [])
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            message = f"columns named twice: {', '.join(twice)}"
+            raise SuiteError([Problem(message, file, rows.line_num)])
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(columns):
+                message = f"{len(row)} fields for {len(columns)} columns ({', '.join(columns)})"
+                problems.append(Problem(message, file, rows.line_num))
+            numbered.append((rows.line_num, dict(zip(columns, row, strict=False))))
+    except csv.Error as error:
+        raise SuiteError([Problem(f"broken CSV: {error}", file, rows.line_num)]) from None
+    if problems:
+        raise SuiteError(problems)
+    return numbered
 
 
 def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
@@ -145,7 +165,7 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
             problems.append(Problem(f"the line is longer than {MAX_LINE} characters", file, line))
             continue
         try:
-            numbered.append((line, strict_json.loads(content)))
+            numbered.append((line, strict_json.loads(content, doubled=False)))
         except ValueError as error:
             problems.append(Problem(_broken(error), file, line))
     try:
@@ -195,7 +215,8 @@ def _case(record: Any, mapping: FieldMapping | None) -> Case:
         try:
             record = mapping.apply(record)
         except KeyError as error:
-            raise ValueError(f"there is no field {error.args[0]!r}") from None
+            found = ", ".join(map(str, record))
+            raise ValueError(f"there is no field {error.args[0]!r}; there are: {found}") from None
     unknown = sorted(str(key) for key in set(record) - set(CASE_FIELDS))
     if unknown:
         raise ValueError(

@@ -1,7 +1,7 @@
 """Built-in measures: a finished rollout in, a verdict out. An empty answer never scores."""
 
-import re
 import unicodedata
+from decimal import Decimal
 from functools import singledispatch
 from typing import Any
 
@@ -10,6 +10,7 @@ from referencing import Registry
 
 from dressage import strict_json
 from dressage.authoring.measure import MeasureContext, MeasureResult, fail_reason, pass_reason
+from dressage.sandbox.numbers import last_number, shown
 from dressage.sandbox.patterns import compile_pattern
 from dressage.spec.measure import (
     BuiltinMeasure,
@@ -26,11 +27,7 @@ from dressage.spec.measure import (
 )
 
 REGEX_SECONDS = 1.0
-# 1,234.5 and 1 234 and 1_234; then plain, decimal and scientific numbers.
-NUMBER = re.compile(
-    r"(?<![\w.])[-+]?(?:\d{1,3}(?:[,_ ]\d{3})+(?!\d)(?:\.\d+)?"
-    r"|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\.\d+)"
-)
+TOLERANCE = 1e-6  # of numbers that are not whole, unless the measure says otherwise
 
 
 class MissingExpectation(ValueError):
@@ -88,9 +85,15 @@ def _(spec: NumericCloseness, context: MeasureContext) -> MeasureResult:
     answered = last_number(context.final.text)
     if answered is None:
         return fail_reason("the answer has no number")
-    if abs(answered - expected) <= spec.tolerance * max(1.0, abs(expected)):
-        return pass_reason(f"{answered:g} is close enough")
-    return fail_reason(f"answered {answered:g}, expected {expected:g}")
+    whole = answered == answered.to_integral_value() and expected == expected.to_integral_value()
+    if spec.tolerance is None and whole:
+        close = answered == expected
+    else:
+        tolerance = Decimal(repr(spec.tolerance if spec.tolerance is not None else TOLERANCE))
+        close = abs(answered - expected) <= tolerance * max(Decimal(1), abs(expected))
+    if close:
+        return pass_reason(f"{shown(answered)} is close enough")
+    return fail_reason(f"answered {shown(answered)}, expected {shown(expected)}")
 
 
 @_verdict.register
@@ -154,13 +157,6 @@ def _(spec: LengthLimit, context: MeasureContext) -> MeasureResult:
     if 0 < words <= spec.max_words:
         return pass_reason(f"{words} words")
     return fail_reason(f"{words} words" if words else "there is no answer")
-
-
-def last_number(text: str) -> float | None:
-    """The last number in a text; full-width digits and the Unicode minus are understood."""
-    plain = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
-    found = NUMBER.findall(plain)
-    return float(re.sub("[,_ ]", "", found[-1])) if found else None
 
 
 def _pair(field: str, context: MeasureContext, *, case_sensitive: bool) -> tuple[str, str]:

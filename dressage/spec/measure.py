@@ -49,7 +49,12 @@ class NumericCloseness(Spec):
 
     type: Literal["numeric"]
     field: ExpectField = "answer"
-    tolerance: float = Field(default=1e-6, ge=0, description="Absolute, or relative above 1.")
+    tolerance: float | None = Field(
+        default=None,
+        ge=0,
+        description="Absolute, or relative above 1. Unless given, whole numbers must be equal, and "
+        "others within 1e-6.",
+    )
 
 
 class JsonSchema(Spec):

@@ -210,3 +210,28 @@ def test_a_model_in_a_suites_folder_is_named_before_it_is_read(tmp_path):
     (problem,) = caught.value.problems
     assert problem.file == "model/model.safetensors"
     assert "315 MB" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("input,answer\nWhat?\n", 2, "1 fields for 2 columns (input, answer)"),
+        ("input,answer\nWhat?,4,5\n", 2, "3 fields for 2 columns"),
+        ("input,input\na,b\n", 1, "columns named twice: input"),
+        ("input;answer\na;b\n", 2, "there are: input;answer"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_line_and_columns(text, line, said):
+    with pytest.raises(SuiteError) as refused:
+        upload(text, csv_text=True, mapping=FieldMapping("input", ("answer",)))
+    (problem,) = refused.value.problems
+    assert (problem.line, said in problem.message) == (line, True), problem
+
+
+@pytest.mark.parametrize(
+    "where", ['{"input": "q", "input": "r"}', '{"input": "q", "expect": {"a": 1, "a": 2}}']
+)
+def test_a_key_twice_is_refused_with_its_line(where):
+    for text in ('{"input": "p"}\n' + where, f"[{where}]"):
+        with pytest.raises(SuiteError, match="is there twice"):
+            upload(text)

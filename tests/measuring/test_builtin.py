@@ -1,3 +1,5 @@
+from decimal import Decimal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,7 +7,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from dressage.authoring import MeasureContext
 from dressage.authoring.measure import AssistantMessage, ToolCall
-from dressage.sandbox.builtin import MissingExpectation, evaluate, last_number
+from dressage.sandbox.builtin import MissingExpectation, evaluate
+from dressage.sandbox.numbers import last_number
 from dressage.spec.measure import BuiltinMeasure, RewardSpec
 
 MEASURE = TypeAdapter(BuiltinMeasure)
@@ -128,7 +131,21 @@ def test_an_empty_answer_never_scores(spec, text):
         ("−5", -5),
         ("１２３", 123),
         ("1,234,567.89", 1234567.89),
-        ("12,34", 34),
+        ("12,34", 12.34),
+        ("10,00", 10),
+        ("100 200", 200),
+        ("-$1,234.50", -1234.5),
+        ("_42_", 42),
+        ("var_42", None),
+        ("\N{VULGAR FRACTION ONE HALF}", 0.5),
+        ("1\N{VULGAR FRACTION ONE HALF}", 1.5),
+        ("3/4", 0.75),
+        ("1 1/2", 1.5),
+        ("on 3/4/2025", 2025),
+        ("1/0", None),
+        ("10\N{SUPERSCRIPT TWO}", None),
+        ("9007199254740993", 9007199254740993),
+        ("1 234\N{NO-BREAK SPACE}567", 234567),
         ("1e3", 1000),
         (".5", 0.5),
         ("$3.50.", 3.5),
@@ -137,7 +154,35 @@ def test_an_empty_answer_never_scores(spec, text):
     ],
 )
 def test_number_formats(text, number):
-    assert last_number(text) == number
+    assert last_number(text) == (None if number is None else Decimal(str(number)))
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reward"),
+    [
+        (2**53, str(2**53 + 1), 0),
+        (1_000_000, "1000001", 0),
+        ("1e400", "5", 0),
+        ("1e400", "1e400", 1),
+        (0.3, "0.30000001", 1),
+        (0.3, "0.3001", 0),
+        (-1234.5, "it is -$1,234.50", 1),
+        (0.75, "3/4", 1),
+        (102, "10\N{SUPERSCRIPT TWO}", 0),
+    ],
+)
+def test_numbers_are_compared_exactly(expected, answer, reward):
+    assert verdict({"type": "numeric"}, answer, expect={"answer": expected}) == reward
+
+
+@given(
+    st.decimals(
+        allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9
+    )
+)
+def test_a_number_is_read_as_it_was_written(number):
+    assert last_number(f"it is {number}.") == number
+    assert last_number(f"it is {number:,}") == number
 
 
 @given(st.text(max_size=200))

@@ -87,6 +87,18 @@ def test_the_same_question_is_asked_once(endpoint, judge):
     assert len(endpoint.asked) == 2
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        '```json\n{"score": 0.75}\n```',
+        '<think>{"score": 0}?</think>\n{"score": 0.75, "reason": "x"}',
+    ],
+)
+def test_an_object_may_stand_in_a_fence_or_after_a_thought(endpoint, judge, reply):
+    endpoint.replies = [says(reply)]
+    assert judge.verdict(context()).value["value"] == 0.75
+
+
 def test_an_empty_answer_scores_nothing_and_is_not_asked_about(endpoint, judge):
     assert judge.verdict(context(" \n")).value["value"] == 0
     assert endpoint.asked == []
@@ -99,7 +111,15 @@ def test_a_busy_endpoint_is_asked_again_after_the_time_it_names(endpoint, judge)
 
 
 @pytest.mark.parametrize(
-    "reply", ["very nice!", '{"score": 7}', '{"score": "high"}', '{"score": true}', "{}", "[1]"]
+    "reply",
+    [
+        *("very nice!", '{"score": 7}', '{"score": "high"}', '{"score": true}', "{}", "[1]"),
+        '{"score": 1.0} {"score": 0.0}',
+        'The answer says {"score": 1.0}.',
+        '<think>{"score": 1.0}</think> I cannot say.',
+        '{"score": 1.0, "score": 0.0}',
+        '{"a": ' + "[" * 3000,
+    ],
 )
 def test_a_reply_that_breaks_the_contract_is_asked_for_again_and_then_fails(endpoint, judge, reply):
     endpoint.replies = [says(reply)] * 4

@@ -22,6 +22,7 @@ from worker.training.process.failures import RunFailure
 from worker.training.process.seeds import derived_seed
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, grouped
+from worker.training.update.advantages import has_no_spread
 from worker.wire.run_dir import RunDirectory
 
 NAME = "preflight"
@@ -105,7 +106,7 @@ def _report(
         pass_at_1=fmean(one.passed for one in scored),
         pass_at_k=fmean(any(one.passed for one in group) for group in groups),
         mean_reward=fmean(rewards) if rewards else None,
-        mixed_groups=fmean(len({one.reward for one in group} - {None}) > 1 for group in groups),
+        mixed_groups=fmean(_is_mixed(group) for group in groups),
         unscored=1 - len(rewards) / len(scored),
         truncated=fmean(rollout.truncated for rollout in rollouts),
         tool_errors=sum(e.tool_failures for e in rollouts) / calls if calls else 0.0,
@@ -121,6 +122,11 @@ def _report(
         null_agents=(),
         hackable_measures=(),
     )
+
+
+def _is_mixed(group: Sequence[ScoredRollout]) -> bool:
+    known = [one.reward for one in group if one.reward is not None]
+    return bool(known) and not has_no_spread(known)
 
 
 def _memory(parts: Parts, peak: int) -> MemoryEstimate:

@@ -2,10 +2,7 @@
 
 from collections.abc import Sequence
 
-
-def has_no_spread(rewards: Sequence[float | None]) -> bool:
-    """Whether a group has rewards that are all the same: its advantages are all zero."""
-    return None not in rewards and len(set(rewards)) == 1
+from worker.training.update.advantages import has_no_spread
 
 
 class SignalGovernor:

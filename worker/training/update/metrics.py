@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dressage.spec.event import TokenRole
 from worker.training.rewards.batch import RolloutBatch
-from worker.training.update.governor import has_no_spread
+from worker.training.update.advantages import has_no_spread
 
 
 def batch_metrics(

@@ -30,11 +30,12 @@ from worker.training.rollout.engine import Engine
 from worker.training.rollout.rollout import Rollout
 from worker.training.sampler import Sampling, TransformersSampler
 from worker.training.update import ranks
+from worker.training.update.advantages import advantages_of, has_no_spread
 from worker.training.update.callbacks import EventCallback, EverySteps, FiniteGradients, PauseWhen
 from worker.training.update.config import TENSORBOARD, grpo_config, lora_config
 from worker.training.update.echo_term import EchoTerm
 from worker.training.update.forward import environment_cross_entropy, peak_memory_of_update
-from worker.training.update.governor import SignalGovernor, has_no_spread
+from worker.training.update.governor import SignalGovernor
 from worker.training.update.metrics import batch_metrics, mean
 from worker.training.update.order import EpochSampler
 from worker.wire.checkpoints import keep, mark_complete
@@ -164,10 +165,14 @@ class JobTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._batch = self._play([self._cases[row["case"]] for row in inputs])
         output = super()._generate_and_score_completions(inputs)
-        step, advantages = self.state.global_step + 1, output["advantages"].tolist()
+        groups = ranks.all_of(self._batch.reward_groups)
+        advantages = advantages_of(
+            self._batch.reward_groups, self._spec.scale_rewards, everyone=groups
+        )
+        output["advantages"] = output["advantages"].new_tensor(advantages)
+        step = self.state.global_step + 1
         for record in self._batch.records("train", step, advantages):
             self._run.emit(EventType.ROLLOUT, **record)
-        groups = ranks.all_of(self._batch.reward_groups)
         self._step_rewards = [r for group in groups for r in group if r is not None]
         self.governor.observe(groups)
         for name, value in batch_metrics(self._batch, groups).items():
