@@ -215,7 +215,7 @@ def test_paths_are_covered_by_the_models_that_are_allowed(settings, job_spec, ar
 
 
 def test_a_completion_that_the_model_cannot_hold_is_refused(api, suite, job_spec):
-    job_spec["training"]["max_completion_length"] = 1024
+    job_spec["training"]["max_completion_length"] = 1025
     answer = api.post("/jobs", json=job_spec)
     assert answer.json()["errors"] == [
         {

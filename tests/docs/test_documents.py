@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 
+import psycopg
 import pytest
 import typer
 
@@ -53,8 +54,12 @@ def session(document, language):
 
 
 @pytest.fixture
-def place(tmp_path, service, submit, worker, api):
+def place(tmp_path, service, submit, worker, api, database_url):
     """A folder like the repository's root, and an environment with a service and its key."""
+    with psycopg.connect(database_url) as connection:  # as a scheduler that is there
+        connection.execute(
+            "INSERT INTO heartbeats VALUES ('scheduler', now() + interval '1 hour', '{}')"
+        )
     for name in ("examples", "scripts", "bench", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "config").mkdir()

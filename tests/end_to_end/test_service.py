@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from dressage.client import ApiError, Client
 from dressage.spec.status import JobStatus
 from tests.conftest import ARITHMETIC, TINY_MODEL
+from tests.end_to_end.conftest import free_port
 from tests.waiting import wait_for
 
 
@@ -31,7 +32,8 @@ def finished(client, job_id, seconds=120):
 
 
 def database(service):
-    return f"postgresql://dressage@/dressage?host={service.data}/run&port=5432"
+    password = (service.data / "secrets" / "postgres").read_text()
+    return f"postgresql://dressage:{password}@/dressage?host={service.data}/run&port=5432"
 
 
 def attempts(service, job_id):
@@ -300,7 +302,7 @@ def test_a_drained_worker_takes_nothing_until_it_is_activated(service, client, s
 
 def test_servers_given_by_address_are_used_and_not_started(service, tmp_path):
     done = service.dressage(
-        *("up", "--data-dir", str(tmp_path / "d"), "--port", "0"),
+        *("up", "--data-dir", str(tmp_path / "d"), "--port", str(free_port())),
         *("--database-url", "postgresql://x@127.0.0.1:1/x", "--redis-url", "redis://127.0.0.1:1"),
     )
     assert done.returncode == 1

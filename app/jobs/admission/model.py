@@ -69,7 +69,7 @@ def context_problems(spec: JobSpec) -> list[FieldProblem]:
     except (OSError, ValueError, AttributeError, RecursionError):
         return []  # said elsewhere
     wanted = spec.training.max_completion_length
-    if not isinstance(length, int) or wanted < length:
+    if not isinstance(length, int) or wanted <= length:
         return []
     message = f"the model holds {length} tokens, prompt included; give less than that"
     return [FieldProblem(field="training.max_completion_length", message=message)]
