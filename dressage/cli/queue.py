@@ -76,4 +76,4 @@ def _starts_in(entry: QueueEntry) -> str:
         max(0, round((moment - entry.looked_at).total_seconds() / 60))
         for moment in (start.earliest, start.latest)
     )
-    return f"{first} to {last} min" if last else "now"
+    return f"{first} to {last} min" if last else "less than a minute"

@@ -191,6 +191,12 @@ def _make_directory(root: Path) -> None:
     try:
         # Passable for the databases' account, readable for nobody else.
         root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        owner = root.stat().st_uid
+        if os.geteuid() not in (0, owner):
+            raise LaunchError(
+                f"the data directory {root} belongs to user {owner}, and this is user "
+                f"{os.geteuid()}; start as that user, or give it away with chown --recursive"
+            )
     except OSError as error:
         raise LaunchError(
             f"the data directory {root} cannot be made: {error.strerror}; choose another one with "

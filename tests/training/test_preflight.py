@@ -1,12 +1,15 @@
 """What is found out before training: on the tiny model, with real rollouts."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from dressage.authoring.measure import ToolCall
+from dressage.spec.event import MeasureVerdict
 from dressage.spec.status import Reason
 from tests.training.conftest import events_of
-from worker.training.pipeline.preflight import judged
+from worker.training.pipeline.preflight import Failures, failures_of, judged
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
 from worker.wire.run_dir import MANIFEST
@@ -145,3 +148,24 @@ def test_the_verdict_follows_from_the_shares(job_spec, changes, verdict, text):
     found, reasons = judged(report, JobSpec.model_validate(job_spec))
     assert found == verdict
     assert text is None or text in reasons[0]
+
+
+def test_what_fails_most_is_named_with_its_own_words():
+    def rollout(error, reason):
+        calls = [ToolCall("lookup", {}, None, error), ToolCall("add", {}, "3", None)]
+        verdicts = [
+            MeasureVerdict(measure="right", value=1.0, reason="", error=None),
+            MeasureVerdict(measure="kind", value=None, reason=reason, error="raised"),
+        ]
+        return SimpleNamespace(verdicts=verdicts, rollout=SimpleNamespace(tool_calls=calls))
+
+    found = failures_of(
+        [
+            rollout("KeyError: 'x'", "ZeroDivisionError: by zero"),
+            rollout("KeyError: 'x'", "ZeroDivisionError: by zero"),
+            rollout("no result within 5 seconds", "KeyError: 'y'"),
+        ]
+    )
+    assert found.measure == ": 'kind' most often (ZeroDivisionError: by zero)"
+    assert found.tool == ": 'lookup' most often (KeyError: 'x')"
+    assert failures_of([]) == Failures()

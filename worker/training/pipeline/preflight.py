@@ -5,6 +5,7 @@ measures.
 """
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -63,7 +64,7 @@ def preflight(
     report = _report(job, parts, scored, peak, timing).model_copy(
         update={"null_agents": agents, "hackable_measures": tuple(hacked)}
     )
-    verdict, reasons = judged(report, job)
+    verdict, reasons = judged(report, job, failures_of(scored))
     report = report.model_copy(update={"verdict": verdict, "reasons": (*reasons, *hacked.values())})
     if hacked and report.verdict == "go":
         report = report.model_copy(update={"verdict": "warn"})
@@ -144,8 +145,43 @@ def _memory(parts: Parts, peak: int) -> MemoryEstimate:
     )
 
 
-def judged(report: PreflightReport, job: JobSpec) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Failures:
+    """What fails most: a measure, a tool, each with its own words; empty where none does."""
+
+    measure: str = ""
+    tool: str = ""
+
+
+def failures_of(scored: Sequence[ScoredRollout]) -> Failures:
+    """The measure and the tool that fail most often, and what they say then."""
+    measures = Counter(
+        (verdict.measure, verdict.reason)
+        for one in scored
+        for verdict in one.verdicts
+        if verdict.value is None
+    )
+    tools = Counter(
+        (call.name, call.error)
+        for one in scored
+        for call in one.rollout.tool_calls
+        if call.error is not None
+    )
+    return Failures(*(_most_often(counted) for counted in (measures, tools)))
+
+
+def _most_often(counted: "Counter[tuple[str, str]]") -> str:
+    if not counted:
+        return ""
+    ((name, said), _), *_ = counted.most_common(1)
+    return f": {name!r} most often ({said[:200]})"
+
+
+def judged(
+    report: PreflightReport, job: JobSpec, failures: Failures | None = None
+) -> tuple[str, list[str]]:
     """Go, warn or stop, with a sentence for each reason."""
+    failures = failures or Failures()
     stops, warnings = [], []
     if report.mixed_groups == 0 and report.cases >= ENOUGH_GROUPS:
         every = "every" if report.pass_at_1 == 1 else "no"
@@ -166,9 +202,10 @@ def judged(report: PreflightReport, job: JobSpec) -> tuple[str, list[str]]:
     elif report.truncated > MANY_TRUNCATED:
         warnings.append(f"{report.truncated:.0%} of the rollouts are cut; raise the length")
     if report.unscored:
-        warnings.append(f"a measure fails on {report.unscored:.0%} of the rollouts")
+        share = f"a measure fails on {report.unscored:.0%} of the rollouts"
+        warnings.append(share + failures.measure)
     if report.tool_errors > MANY_TOOL_ERRORS:
-        warnings.append(f"{report.tool_errors:.0%} of the tool calls fail")
+        warnings.append(f"{report.tool_errors:.0%} of the tool calls fail{failures.tool}")
     if (job.agent.tools or job.agent.environment) and report.tool_calls == 0:
         warnings.append("the base model calls no tool at all")
     if report.memory.peak_bytes > report.memory.available_bytes:
