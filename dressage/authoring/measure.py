@@ -39,8 +39,14 @@ def score(value: float, reason: str) -> MeasureResult:
     """A partial result.
 
     Raises:
-        ScoreRangeError: The value lies outside [0, 1] or is not a number.
+        MeasureTypeError: The value is no number: a text, or true or false.
+        ScoreRangeError: The value lies outside [0, 1].
     """
+    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+        raise MeasureTypeError(
+            f"a score is a number from 0 to 1, not {value!r}; for yes or no there are pass_reason "
+            "and fail_reason"
+        )
     if not 0.0 <= value <= 1.0:
         raise ScoreRangeError(f"a score lies in [0, 1], got {value!r}")
     return MeasureResult(float(value), reason)

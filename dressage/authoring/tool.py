@@ -4,15 +4,15 @@ Not here: running tools in isolation (dressage.sandbox) or showing them to a mod
 """
 
 import inspect
+import json
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import docstring_parser
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic.fields import FieldInfo
 
 from dressage.authoring.errors import ToolArgumentsError, ToolDefinitionError
 from dressage.spec.chat import ToolSchema
@@ -62,7 +62,8 @@ class FunctionTool:
             ToolArgumentsError: The arguments do not fit; the message is meant for the model.
         """
         try:
-            checked = self.arguments_model.model_validate(arguments)
+            # As JSON, strictly: `true` is no number, and 2.0 is no whole one.
+            checked = self.arguments_model.model_validate_json(json.dumps(arguments), strict=True)
         except pydantic.ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(str(part) for part in e['loc']) or 'arguments'}: {e['msg']}"
@@ -70,8 +71,8 @@ class FunctionTool:
             )
             raise ToolArgumentsError(f"arguments do not fit {self.name}: {problems}") from None
         positional, named = [], {}
-        for parameter in inspect.signature(self.function).parameters.values():
-            value = getattr(checked, parameter.name)
+        for at, parameter in enumerate(inspect.signature(self.function).parameters.values()):
+            value = getattr(checked, _field_name(at))
             if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
                 positional.append(value)
             else:
@@ -117,7 +118,7 @@ def _arguments_model(
     except NameError as error:
         raise ToolDefinitionError(f"tool {name!r} has an unknown annotation: {error}") from None
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
+    for at, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ToolDefinitionError(
                 f"tool {name!r} takes *{parameter.name}: a model needs named, typed parameters"
@@ -127,15 +128,24 @@ def _arguments_model(
                 f"tool {name!r}: parameter {parameter.name!r} has no type annotation"
             )
         default = ... if parameter.default is parameter.empty else parameter.default
-        options: dict[str, Any] = {"description": described.get(parameter.name)}
-        if isinstance(default, FieldInfo):
-            fields[parameter.name] = (hints[parameter.name], default)
-        else:
-            fields[parameter.name] = (hints[parameter.name], pydantic.Field(default, **options))
+        about = described.get(parameter.name)
+        ours = pydantic.Field(alias=parameter.name, description=about)
+        bare, *theirs = (
+            typing.get_args(hints[parameter.name])
+            if typing.get_origin(hints[parameter.name]) is Annotated
+            else (hints[parameter.name],)
+        )
+        # What the author says with a `Field` comes after what the docstring says, and wins.
+        fields[_field_name(at)] = (Annotated[(bare, ours, *theirs)], default)
     try:
         return pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, TypeError, NameError) as error:
         raise ToolDefinitionError(f"tool {name!r}: {str(error).splitlines()[0]}") from None
+
+
+def _field_name(at: int) -> str:
+    """Of a parameter inside the model of arguments: its own name may mean something to pydantic."""
+    return f"argument_{at}"
 
 
 def without_titles(schema: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dressage.spec.measure import LlmJudge
 
 ATTEMPTS = 4
 LONGEST_WAIT = 60.0
+MAX_REASON = 2000
 TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _THOUGHT = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 _FENCE = re.compile(r"\A\s*```(?:json)?\s*\n(.*)\n\s*```\s*\Z", re.DOTALL)
@@ -130,7 +131,8 @@ def _parsed(response: httpx2.Response) -> dict[str, Any] | str:
         text = response.json()["choices"][0]["message"]["content"]
         # One object and nothing else: what is quoted in prose, or thought, is no verdict.
         found = strict_json.loads(_FENCE.sub(r"\1", _THOUGHT.sub("", text)), doubled=False)
-        value, reason = found["score"], str(found.get("reason", ""))
+        value = found["score"]
+        reason = str(found.get("reason", "")).encode("utf-8", "replace").decode()[:MAX_REASON]
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return f"the reply is not one JSON object with a score: {response.text[:300]}"
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:

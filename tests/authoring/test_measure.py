@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from dressage.authoring import MeasureContext, fail_reason, measure, pass_reason, score
-from dressage.authoring.errors import MeasureDefinitionError
+from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError
 
 CONTEXT = MeasureContext(input="q", expect={})
 
@@ -47,3 +47,9 @@ def test_a_measure_takes_the_context_alone():
         @measure
         def wrong(context, other):
             return pass_reason("")
+
+
+@pytest.mark.parametrize("value", [True, False, "0.5", None, [1]])
+def test_a_score_that_is_no_number_is_of_the_wrong_type(value):
+    with pytest.raises(MeasureTypeError, match="a score is a number from 0 to 1"):
+        score(value, "x")

@@ -1,9 +1,12 @@
 import asyncio
+import datetime
 import enum
+from enum import StrEnum
 from typing import Annotated, Literal
 
 import pydantic
 import pytest
+from pydantic import Field
 
 from dressage.authoring import function_tool
 from dressage.authoring.errors import ToolArgumentsError, ToolDefinitionError
@@ -148,3 +151,74 @@ def no_schema(city: object, call: type[print]) -> str:  # type: ignore[valid-typ
 def test_a_tool_without_usable_schema_is_refused_by_name(function, sentence):
     with pytest.raises(ToolDefinitionError, match=sentence):
         function_tool(function)
+
+
+def test_descriptions_are_kept_wherever_they_are_written():
+    def look(
+        a: Annotated[str, Field(description="in the annotation")],
+        b: int = Field(3, description="in the default", ge=1),
+        c: Annotated[int, Field(ge=0)] = 1,
+        d: str = "x",
+    ) -> str:
+        """Look.
+
+        Args:
+            a: Not this one.
+            b: Nor this.
+            c: In the docstring.
+            d: In the docstring, too.
+        """
+        return f"{a}{b}{c}{d}"
+
+    tool = function_tool(look)
+    shown = tool.schema["function"]["parameters"]["properties"]
+    assert [shown[name]["description"] for name in "abcd"] == [
+        "in the annotation",
+        "in the default",
+        "In the docstring.",
+        "In the docstring, too.",
+    ]
+    assert (shown["b"]["minimum"], shown["b"]["default"], shown["c"]["minimum"]) == (1, 3, 0)
+    assert asyncio.run(tool.invoke({"a": "q"})) == "q31x"
+
+
+def test_a_parameter_may_have_any_name():
+    def strange(model_extra: int, model_config: int, model_fields_set: int, schema: int) -> list:
+        """Names that mean something to pydantic."""
+        return [model_extra, model_config, model_fields_set, schema]
+
+    tool = function_tool(strange)
+    names = ["model_extra", "model_config", "model_fields_set", "schema"]
+    assert tool.schema["function"]["parameters"]["required"] == names
+    assert asyncio.run(tool.invoke(dict(zip(names, range(4), strict=True)))) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [(1, True), (True, False), (2.0, False), ("1", False), (None, False)],
+)
+def test_arguments_have_the_types_of_json(value, fits):
+    def take(n: int) -> int:
+        """Take a number."""
+        return n
+
+    tool = function_tool(take)
+    if fits:
+        assert asyncio.run(tool.invoke({"n": value})) == value
+        return
+    with pytest.raises(ToolArgumentsError, match="n: "):
+        asyncio.run(tool.invoke({"n": value}))
+
+
+def test_arguments_that_json_has_no_type_for_are_read_from_text():
+    def take(day: datetime.date, kinds: set[Kind], share: float) -> str:
+        """Take something."""
+        return f"{day:%d.%m.%Y} {sorted(map(str, kinds))} {share}"
+
+    given = {"day": "2026-11-29", "kinds": ["a", "b"], "share": 1}
+    assert asyncio.run(function_tool(take).invoke(given)) == "29.11.2026 ['a', 'b'] 1.0"
+
+
+class Kind(StrEnum):
+    A = "a"
+    B = "b"
