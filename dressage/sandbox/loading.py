@@ -1,10 +1,12 @@
 """Import a suite's code and find what is in it. Only ever run inside the sandbox."""
 
 import importlib
+import importlib.util
 import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from dressage.authoring.agents_sdk import from_sdk, is_sdk_tool
@@ -57,7 +59,7 @@ def load_code(folder: Path) -> Code:
     code = Code()
     for file in sorted(folder.glob("*.py")):
         try:
-            module = importlib.import_module(file.stem)
+            module = _import(file)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a foreign module may raise anything
             raise CodeError(_where(error, folder, file)) from None
         for found in vars(module).values():
@@ -67,6 +69,21 @@ def load_code(folder: Path) -> Code:
     except AuthoringError as error:
         raise CodeError(str(error)) from None
     return code
+
+
+def _import(file: Path) -> ModuleType:
+    """The module of a file, also where Python has another one of its name."""
+    loaded = sys.modules.get(file.stem)
+    taken = loaded is not None and getattr(loaded, "__file__", None) != str(file)
+    if not taken and file.stem not in sys.stdlib_module_names:
+        return importlib.import_module(file.stem)
+    name = f"suite_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec
+    assert spec.loader
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _register(code: Code, found: Any, file: Path) -> None:

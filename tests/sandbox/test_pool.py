@@ -253,6 +253,22 @@ def test_code_that_does_not_load_is_explained_by_file_and_line(tmp_path, code, m
     assert str(caught.value).startswith(message)
 
 
+def test_files_may_have_the_names_of_modules_that_are_loaded_already(tmp_path):
+    for name in ("queue", "types", "json", "regex", "calendar"):
+        (tmp_path / f"{name}.py").write_text(
+            "import json\nfrom dressage.authoring import measure, pass_reason\n\n@measure\n"
+            f"def of_{name}(context):\n    return pass_reason(json.dumps([1]))\n"
+        )
+    sandbox = Sandbox(tmp_path)
+    worker = sandbox.start_worker()
+    context = {"input": "q", "expect": {}, "final": "x", "tool_calls": []}
+    request = {"call": "measure", "name": "of_json", "context": context}
+    assert sandbox.measures == ["of_calendar", "of_json", "of_queue", "of_regex", "of_types"]
+    assert worker.call(request, 10).value == {"value": 1.0, "reason": "[1]"}
+    worker.kill()
+    sandbox.close()
+
+
 def test_sandboxes_end_when_their_host_is_killed(tmp_path):
     (tmp_path / "tools.py").write_text(CODE)
     host = (
