@@ -67,9 +67,24 @@ def load_model(name: str, *, dtype: str, use_cpu: bool, in_4bit: bool = False) -
         raise RunFailure(
             Reason.MODEL_UNSUPPORTED, f"the model {name!r} cannot be loaded: {_first(error)}"
         ) from error
+    _forget_sampling(model, name)
     if in_4bit:
         return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     return model if use_cpu else model.to(f"cuda:{_own_gpu()}")
+
+
+def _forget_sampling(model: Any, name: str) -> None:
+    """Leave the drawing of tokens to who asks: what a model's authors prefer is another policy."""
+    given = model.generation_config
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    model.generation_config = GenerationConfig(**{key: getattr(given, key) for key in ids})
+    ours = {*ids, "transformers_version", "_from_model_config", "do_sample", "max_length"}
+    left_out = {key: value for key, value in given.to_diff_dict().items() if key not in ours}
+    if left_out:
+        log.warning(
+            "the model %s asks for %s when it is sampled; rollouts are drawn as the job says alone",
+            *(name, ", ".join(f"{key} {value}" for key, value in sorted(left_out.items()))),
+        )
 
 
 def require_gpus(count: int) -> None:
