@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Any, TextIO
 
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from dressage.authoring.environment import Environment, EnvironmentCase
 from dressage.authoring.errors import MeasureTypeError, ScoreRangeError, ToolArgumentsError
@@ -153,12 +154,27 @@ def cut(reason: str) -> str:
 
 
 def as_text(value: Any, limit: int) -> str:
-    """A tool's result as the model reads it: text as it is, anything else as JSON."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    """A tool's result as the model reads it: text as it is, anything else as JSON.
+
+    Raises:
+        ValueError: It has no form in JSON.
+    """
+    if isinstance(value, bytes):
+        value = value.decode()
+    if not isinstance(value, str):
+        plain = json.loads(to_json(value, inf_nan_mode="strings", fallback=_of_arrays))
+        value = json.dumps(plain, ensure_ascii=False)
+    text = str(value).encode("utf-8", "replace").decode("utf-8")
     if len(text) <= limit:
         return text
     return f"{text[:limit]}\n[truncated: {len(text) - limit} more characters]"
+
+
+def _of_arrays(value: Any) -> Any:
+    """What pydantic does not know: arrays of NumPy and their numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a tool returned {type(value).__name__}, which JSON has no form for")
 
 
 def _context(data: dict[str, Any], environment: Environment | None) -> MeasureContext:

@@ -1,3 +1,4 @@
+import datetime
 import json
 import os
 import re
@@ -5,13 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dressage.sandbox.isolation import Isolation
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
+from dressage.sandbox.worker import as_text
 
 CODE = '''
 import asyncio, os, subprocess, time
@@ -251,6 +256,41 @@ def test_code_that_does_not_load_is_explained_by_file_and_line(tmp_path, code, m
     with pytest.raises(SandboxStartError) as caught:
         Sandbox(tmp_path)
     assert str(caught.value).startswith(message)
+
+
+@dataclass
+class Point:
+    x: int
+    when: datetime.date
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain é", "plain é"),
+        (b"bytes \xc3\xa9", "bytes é"),
+        (Point(1, datetime.date(2026, 1, 2)), '{"x": 1, "when": "2026-01-02"}'),
+        (Colour.RED, '"red"'),
+        ({3}, "[3]"),
+        ((n * n for n in range(3)), "[0, 1, 4]"),
+        (np.array([[1, 2]]), "[[1, 2]]"),
+        (np.float64(0.5), "0.5"),
+        ([float("nan"), float("inf")], '["NaN", "Infinity"]'),
+        (None, "null"),
+    ],
+)
+def test_a_result_is_json_whatever_it_was(value, text):
+    assert as_text(value, 100) == text
+
+
+@pytest.mark.parametrize("value", [object(), b"\xff", {"a": object()}])
+def test_a_result_that_cannot_be_said_is_an_error(value):
+    with pytest.raises(ValueError, match="no form for|can't decode"):
+        as_text(value, 100)
 
 
 def test_files_may_have_the_names_of_modules_that_are_loaded_already(tmp_path):
