@@ -384,7 +384,7 @@ def in_training(api, submit, context):
 def test_a_child_that_talks_all_the_time_is_cancelled_all_the_same(api, in_training):
     job, thread = in_training("never silent")
     assert api.post(f"/jobs/{job}/cancel").json()["status"] == "cancelling"
-    thread.join(180)
+    thread.join(60)
     assert not thread.is_alive()
     assert api.get(f"/jobs/{job}").json()["status"] == "cancelled"
 

@@ -39,6 +39,7 @@ from worker.wire.checkpoints import kept, newest_complete, step_of
 from worker.wire.run_dir import PAUSE, SPEC, SUITE, ProducedFile, RunSpec
 
 LAST_LINES = 30
+LAST_EVENTS_SECONDS = 5.0  # of a job that nobody wants any longer
 PAUSES = (Reason.PAUSED_BY_USER, Reason.NO_LEARNING_SIGNAL)
 NO_PROGRESS = (EventType.LOG, EventType.WARNING)  # a loop that complains does not get on
 
@@ -190,11 +191,17 @@ class TrainingRun(LeasedRun):
             await release(session, self.lease, "its worker was stopped; queued again")
 
     async def settle_cancelled(self) -> None:
-        """Store the last events, and end the job."""
-        while await self.relay():
-            pass
+        """Store the last events, as far as they come in some seconds, and end the job."""
+        until = time.monotonic() + LAST_EVENTS_SECONDS
+        more = True
+        while more and time.monotonic() < until:
+            more = await self.relay()
         async with unit_of_work(self.sessions) as session:
             job, _ = await fenced(session, self.lease)
+            if more:
+                message = "what the process said last was too much to be stored before the end"
+                data = {"code": "events_not_stored", "message": message}
+                await append_events(session, job.id, [EventDraft(EventType.WARNING, data)])
             await end_attempt(session, job, AttemptOutcome.CANCELLED)
             await end_cancelled(session, job)
 
