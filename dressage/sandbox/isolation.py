@@ -5,12 +5,12 @@ root, the processes have a user id of their own: user code is never root. docs/s
 each of them holds.
 """
 
-import functools
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -25,7 +25,7 @@ GUARD_CAPABILITIES = tuple(
     for name in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_DAC_OVERRIDE", "CAP_FOWNER")
     for part in ("--cap-add", name)
 )
-PROBE_SECONDS = 20.0
+PROBE_SECONDS, PROBE_PREFIX = 20.0, "DRESSAGE_PROBE_"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ssl", "/etc/ld.so.cache")
 NAME_SERVICE = ("/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf")
 
@@ -151,8 +151,29 @@ def _own_user() -> int:
     return FIRST_USER + int.from_bytes(os.urandom(4), "big") % USERS
 
 
-@functools.cache
 def _bubblewrap_works() -> bool:
+    return _probed("BUBBLEWRAP", _try_bubblewrap)
+
+
+def _python_is_reachable(user: int) -> bool:
+    """Whether another user can start this Python, which root may have in a closed home."""
+    return _probed("REACHABLE", lambda: _try_as(user))
+
+
+def _can_keep_reading(user: int) -> bool:
+    """Whether this root may give another user the right to read everywhere."""
+    return _probed("READING", lambda: _try_reading(user))
+
+
+def _probed(name: str, probe: Callable[[], bool]) -> bool:
+    """What a probe has found: it takes a second, and the host stays the same for our children."""
+    variable = f"{PROBE_PREFIX}{name}"
+    if variable not in os.environ:
+        os.environ[variable] = "yes" if probe() else "no"
+    return os.environ[variable] == "yes"
+
+
+def _try_bubblewrap() -> bool:
     if shutil.which("bwrap") is None:
         return False
     walls = Walls(Isolation.BUBBLEWRAP, None, network=False)
@@ -170,9 +191,7 @@ def _bubblewrap_works() -> bool:
     return done.returncode == 0
 
 
-@functools.cache
-def _python_is_reachable(user: int) -> bool:
-    """Whether another user can start this Python, which root may have in a closed home."""
+def _try_as(user: int) -> bool:
     try:
         done = subprocess.run(
             [sys.executable, "-c", "import dressage, pydantic"],
@@ -188,9 +207,7 @@ def _python_is_reachable(user: int) -> bool:
     return done.returncode == 0
 
 
-@functools.cache
-def _can_keep_reading(user: int) -> bool:
-    """Whether this root may give another user the right to read everywhere."""
+def _try_reading(user: int) -> bool:
     code = f"from dressage.sandbox.confine import keep_reading; keep_reading({user})"
     try:
         done = subprocess.run(

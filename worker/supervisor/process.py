@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from dressage.sandbox.isolation import PROBE_PREFIX
+
 KEPT = (
     "PATH",
     "LANG",
@@ -19,7 +21,17 @@ KEPT = (
     "LD_LIBRARY_PATH",
     "DRESSAGE_JUDGE_KEY",
 )
-KEPT_PREFIXES = ("HF_", "WANDB_", "TORCH", "OMP_", "NCCL_", "CUDA_", "NVIDIA_", "LLAMA_CPP_")
+KEPT_PREFIXES = (
+    PROBE_PREFIX,
+    "HF_",
+    "WANDB_",
+    "TORCH",
+    "OMP_",
+    "NCCL_",
+    "CUDA_",
+    "NVIDIA_",
+    "LLAMA_CPP_",
+)
 GRACE_SECONDS = 5.0
 ROOT = Path(__file__).resolve().parents[2]
 
