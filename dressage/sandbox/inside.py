@@ -93,9 +93,11 @@ class Guard:
         while orphans := [child for child in _children(os.getpid()) if child != self._loader]:
             for orphan in orphans:
                 _kill(orphan)
-        alive = set(_children(self._loader))
-        for folder in Path(self._confinement.work).glob("worker-*"):
-            if int(folder.name.removeprefix("worker-")) not in alive:
+        # The folders first: who makes one after this look is not among those that are compared.
+        folders = list(Path(self._confinement.work).glob(worker_folder("*")))
+        needed = {worker_folder(child) for child in _children(self._loader)}
+        for folder in folders:
+            if folder.name not in needed:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _end_everything(self) -> None:
@@ -122,10 +124,15 @@ def _load_and_fork(control: socket.socket, confinement: Confinement, guard: int)
             control.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()  # its own group: most of what it starts ends with it at once
-            folder = Path(confinement.work) / f"worker-{os.getpid()}"
+            folder = Path(confinement.work) / worker_folder(os.getpid())
             settle(confinement, folder, (guard, loader))
             Worker(code, socket.socket(fileno=descriptors[0])).serve()
         os.close(descriptors[0])
+
+
+def worker_folder(process: int | str) -> str:
+    """The name of a worker's folder."""
+    return f"worker-{process}"
 
 
 def _children(process: int) -> list[int]:

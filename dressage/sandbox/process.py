@@ -252,10 +252,10 @@ class Worker:
         call_id = secrets.token_hex(8)
         try:
             self._send({**request, "id": call_id})
-            answer = self._lines.next(timeout)
-            while answer is not None and "question" in answer and answer_question:
+            answer = self._answer_to(call_id, timeout)
+            while answer and "question" in answer and answer_question:
                 self._send({"reply": answer_question(answer["question"])})
-                answer = self._lines.next(timeout)
+                answer = self._answer_to(call_id, timeout)
         except TimeoutError:
             self.kill()
             message = f"no result within {timeout:g} seconds"
@@ -265,11 +265,16 @@ class Worker:
         if answer is None:
             self.kill()
             return Outcome(failure=Failure.CRASHED, message=self._sandbox.why_ended())
-        outcome = _outcome(answer, call_id, request["call"])
+        outcome = _outcome(answer, request["call"])
         if outcome is None:
             self.kill()
             return Outcome(failure=Failure.CRASHED, message="the process does not keep to its form")
         return outcome
+
+    def _answer_to(self, call_id: str, timeout: float) -> dict[str, Any] | None:
+        """The next message; an empty one when it belongs to no call of ours."""
+        answer = self._lines.next(timeout)
+        return answer if answer is None or answer.get("id") == call_id else {}
 
     def _send(self, content: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(content).encode() + b"\n")
@@ -284,16 +289,16 @@ class Worker:
             self._sandbox.ended()
 
 
-def _outcome(answer: dict[str, Any], call_id: str, call: str) -> Outcome | None:
+def _outcome(answer: dict[str, Any], call: str) -> Outcome | None:
     """What an answer says; None when it is none of ours: user code can write to its socket, too."""
-    if answer.get("id") != call_id:
-        return None
     if "error" in answer:
         known = answer["error"] in list(Failure) and isinstance(answer.get("message"), str)
         return (
             Outcome(failure=Failure(answer["error"]), message=answer["message"]) if known else None
         )
-    value = answer.get("value")
+    if "value" not in answer:
+        return None
+    value = answer["value"]
     return Outcome(value=value) if _fits(call, value) else None
 
 

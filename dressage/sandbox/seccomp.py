@@ -28,7 +28,6 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "clone": (56, 220),
-    "clone3": (435, 435),
     "kill": (62, 129),
     "tkill": (200, 130),
     "tgkill": (234, 131),

@@ -203,6 +203,48 @@ def test_also_what_has_left_its_session_ends_with_it(pool):
     wait_for(lambda: "sleep 987.5" not in processes())
 
 
+def test_code_that_leaves_strange_folders_beside_the_workers_hinders_nobody(tmp_path):
+    (tmp_path / "tools.py").write_text(
+        'import os\nfor name in ("x", "", "-1", "\u00b2", "9" * 40):\n'
+        '    os.mkdir("worker-" + name)\n' + CODE
+    )
+    pool = WorkerPool(Sandbox(tmp_path), size=4)
+    for _ in range(3):
+        pool.run([call("leave")], timeout=10)
+        assert pool.run([call("echo", text="fine")], timeout=10)[0].value == "fine"
+    pool.close()
+
+
+def test_workers_that_start_while_others_end_keep_their_folders(pool):
+    """The guard clears up after those that ended while the loader forks the next ones."""
+    for _ in range(15):
+        ended = [pool.sandbox.start_worker() for _ in range(4)]
+        for worker in ended:
+            worker.kill()
+        fresh = [pool.sandbox.start_worker() for _ in range(4)]
+        outcomes = [worker.call(call("count")[1], 10) for worker in fresh]
+        assert [outcome.failure for outcome in outcomes] == [None] * 4
+        for worker in fresh:
+            worker.kill()
+
+
+def test_what_is_written_before_it_is_asked_is_neither_an_answer_nor_a_question(tmp_path):
+    forged = '{"question": {"ask": "decode", "ids": [1]}, "id": "x"}'
+    (tmp_path / "play.py").write_text(
+        "import os\nfrom dressage.authoring import rollout_func\n\n@rollout_func\n"
+        "def play(prompts, model):\n"
+        "    for fd in range(3, 64):\n"
+        f"        try: os.write(fd, {forged.encode() + bytes([10])!r})\n"
+        "        except OSError: pass\n    return {}\n"
+    )
+    sandbox = Sandbox(tmp_path)
+    worker, asked = sandbox.start_worker(), []
+    request = {"call": "rollout_func", "name": "play", "prompts": []}
+    outcome = worker.call(request, 10, asked.append)
+    sandbox.close()
+    assert (outcome.failure, asked) == (Failure.CRASHED, [])
+
+
 def test_a_loader_that_died_is_started_again(pool):
     worker = pool.sandbox.start_worker()
     os.kill(parent(worker.pid), signal.SIGKILL)
