@@ -32,10 +32,11 @@ from app.scheduling.retries import RetryPolicy
 from app.settings import read_settings, require_isolation
 from app.storage import open_storage
 from app.workers import repository as workers
-from worker.cleaning import remove, runs_to_remove, temporary_leftovers
+from worker.cleaning import remove, runs_to_remove
 from worker.looking import Looking
 from worker.presence import describe
 from worker.supervisor.context import WorkerContext
+from worker.supervisor.temporary import left_behind
 
 log = structlog.get_logger()
 
@@ -106,7 +107,7 @@ async def _clean(sessions: Sessions) -> None:
         with contextlib.suppress(*DATABASE_UNAVAILABLE):
             async with unit_of_work(sessions) as session:
                 unneeded = await runs_to_remove(session, settings.runs_dir, age)
-            await asyncio.to_thread(remove, unneeded + temporary_leftovers())
+            await asyncio.to_thread(remove, unneeded + left_behind())
         await asyncio.sleep(CLEANING_SECONDS)
 
 

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from app.db.models import JobRow
 
 log = structlog.get_logger()
 
-LEFT = re.compile(r"dressage-run-(\d+)-.*")
 JOB_ID = re.compile(r"job_[0-9a-f]+")
 
 
@@ -32,13 +30,6 @@ async def runs_to_remove(session: AsyncSession, runs: Path, age: timedelta) -> l
     )
     keep = set(needed)
     return [path for path in found if path.name not in keep]
-
-
-def temporary_leftovers() -> list[Path]:
-    """Temporary folders of children whose worker is gone without having removed them."""
-    found = Path(tempfile.gettempdir()).glob("dressage-run-*")
-    named = [(path, LEFT.fullmatch(path.name)) for path in found]
-    return [path for path, name in named if name and not Path(f"/proc/{name[1]}").exists()]
 
 
 def remove(paths: list[Path]) -> None:

@@ -19,19 +19,18 @@ class Looking:
         self._running: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    def run(self, look: Callable[[], None]) -> bool:
+    def run(self, look: Callable[[], None]) -> None:
         """Run it in this thread, unless there is no room. Who has room looks again at the end."""
         thread = threading.current_thread()
         with self._lock:
             if len(self._running) >= self.room:
-                return False
+                return
             self._running.append(thread)
         try:
             look()
         finally:
             with self._lock:
                 self._running.remove(thread)
-        return True
 
     async def now_and_then(self, look: Callable[[], None]) -> None:
         """Look without being told, until cancelled."""

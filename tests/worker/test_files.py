@@ -7,8 +7,11 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 import threading
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -23,6 +26,7 @@ from dressage.spec.artifact import ArtifactKind
 from tests.servers import KEYS
 from tests.waiting import wait_for
 from tests.worker.steps import export, sweep, work
+from worker.supervisor.temporary import TemporaryFolder, left_behind
 from worker.wire.run_dir import RunDirectory
 
 
@@ -357,3 +361,17 @@ def test_equal_files_make_equal_archives(tmp_path):
         for name in ("one", "three")
     ]
     assert packed[0].sha256 == packed[1].sha256
+
+
+def test_only_what_no_living_worker_holds_is_left_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ours = TemporaryFolder()
+    code = "from worker.supervisor.temporary import TemporaryFolder as T; print(T().path)"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert left_behind() == [Path(done.stdout.strip())]
+    ours.remove()
+    ours.remove()
+    assert not ours.path.exists()

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from dressage.sandbox.isolation import PROBE_PREFIX
+from worker.supervisor.temporary import TemporaryFolder
 
 KEPT = (
     "PATH",
@@ -39,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class ChildProcess:
     """`python -m MODULE RUN_DIR`; its output goes to `output.log` in the run directory."""
 
-    def __init__(self, process: asyncio.subprocess.Process, temporary: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, temporary: TemporaryFolder) -> None:
         self._process, self._temporary = process, temporary
         self._kills_before = memory_kills()
 
@@ -48,8 +47,7 @@ class ChildProcess:
         cls, module: str, run: Path, *, gpu_indexes: Sequence[int] = ()
     ) -> "ChildProcess":
         """Start it, able to see these GPUs of the worker and no other one."""
-        temporary = Path(tempfile.mkdtemp(prefix=temporary_prefix()))
-        temporary.chmod(0o711)  # passable for the user that suites' code runs as
+        temporary = TemporaryFolder()
         with (run / "output.log").open("ab") as output:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", module, str(run)),
@@ -57,8 +55,8 @@ class ChildProcess:
                 stdout=output,
                 stderr=output,
                 # In an empty folder: a hub's name must not be found as a folder beside us.
-                cwd=temporary,
-                env={**_environment(gpu_indexes), "TMPDIR": str(temporary)},
+                cwd=temporary.path,
+                env={**_environment(gpu_indexes), "TMPDIR": str(temporary.path)},
                 start_new_session=True,
             )
         return cls(process, temporary)
@@ -86,16 +84,11 @@ class ChildProcess:
             self._signal(signal.SIGKILL)
             await self._process.wait()
         self._signal(signal.SIGKILL)  # whatever it left behind
-        await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
+        await asyncio.to_thread(self._temporary.remove)
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
-
-
-def temporary_prefix() -> str:
-    """Of the temporary folder of a child of this worker."""
-    return f"dressage-run-{os.getpid()}-"
 
 
 def memory_kills() -> int:
