@@ -56,6 +56,12 @@ async def services(request: Request) -> Services:
     return found
 
 
+def key_in(request: Request) -> str:
+    """The API key that a request comes with; empty without one."""
+    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else ""
+
+
 async def identify(request: Request) -> Caller:
     """Who sends this request, found once.
 
@@ -66,9 +72,7 @@ async def identify(request: Request) -> Caller:
     known: Caller | None = getattr(request.state, "caller", None)
     if known:
         return known
-    parts = await services(request)
-    scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-    given = secret.strip() if scheme.lower() == "bearer" else ""
+    parts, given = await services(request), key_in(request)
     caller = await parts.key_cache.identify(given) if given else None
     if caller is None:
         address = request.client.host if request.client else ""

@@ -1,4 +1,4 @@
-"""How often a key may ask: a token bucket for each key, in this process."""
+"""How often one may ask this process: a token bucket for each key, a count without a key."""
 
 import time
 from collections import Counter
@@ -8,8 +8,6 @@ from app.auth.keys import Caller
 from app.exceptions import TooManyRequests
 
 BURST_SECONDS = 10.0  # of its rate that a rested key may ask at once
-
-
 REFUSALS_PER_MINUTE = 600
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from app.auth.keys import KeyCache
-from app.dependencies import identify
+from app.dependencies import identify, key_in
 from app.exceptions import TooManyRequests
 from app.jobs.cache import JobCache
 from app.jobs.feed import Feed
@@ -26,7 +26,7 @@ class StreamLimiter:
     async def of(self, request: Request, texts: AsyncIterator[str]) -> AsyncIterator[str]:
         """The texts, until they end or the key does."""
         caller = await identify(request)
-        secret = request.headers["authorization"].partition(" ")[2].strip()
+        secret = key_in(request)
         self._open[caller.key_id] += 1
         try:
             async for text in texts:

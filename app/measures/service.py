@@ -1,5 +1,6 @@
 """Runs measures on rollouts that a request brings along."""
 
+import asyncio
 import os
 import tempfile
 import time
@@ -49,7 +50,7 @@ async def preview(
         *bad_rewards(request.rewards),
         *policy.judge_problems(request.rewards),
     ]
-    suite = await pool.run(team, lambda: load(storage, row))
+    suite = await asyncio.to_thread(load, storage, row)
     known = {case.id for case in suite.cases}
     problems += [
         FieldProblem(field=f"rollouts.{at}.case_id", message=f"there is no case {r.case_id!r}")

@@ -1,5 +1,6 @@
 """Receive, check and store a suite. Its code is imported in the sandbox alone."""
 
+import asyncio
 import io
 import itertools
 import tempfile
@@ -77,7 +78,7 @@ async def store(
     known = await repository.same_content(session, team, name, suite.content_hash)
     if known:
         return known, False
-    archive = await pool.run(team, suite.to_archive)
+    archive = await asyncio.to_thread(suite.to_archive)
     await quotas.require_storage(session, team, len(archive))
     storage_key = await blobs.store_bytes(sessions, storage, archive)
     await blobs.mark_referenced(session, [storage_key])

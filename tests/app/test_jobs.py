@@ -5,6 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.main import create_app
+from dressage.sandbox.process import SandboxStartError
 from tests.servers import bearer
 
 
@@ -202,6 +203,22 @@ def test_a_hostile_model_folder_is_a_sentence(
     answer = api.post("/jobs", json=job_spec)
     assert answer.status_code == 422
     assert sentence in answer.json()["detail"]
+
+
+def test_a_sandbox_that_cannot_start_says_nothing_of_the_template(
+    api, suite, job_spec, monkeypatch, tmp_path
+):
+    job_spec["agent"]["model"] = model_directory(tmp_path / "model", TOOL_TEMPLATE + " ")
+    job_spec["agent"]["response_template"] = {"fields": {}}
+
+    def broken(_):
+        raise SandboxStartError("no more processes")
+
+    with monkeypatch.context() as broken_host:
+        broken_host.setattr("app.jobs.admission.model.Sandbox", broken)
+        answer = api.post("/jobs", json=job_spec)
+        assert "could not be tried: no more processes; submit it again" in answer.json()["detail"]
+    assert "could not be tried" not in api.post("/jobs", json=job_spec).text
 
 
 def test_paths_are_covered_by_the_models_that_are_allowed(settings, job_spec, arithmetic):

@@ -54,7 +54,10 @@ def model_problems(
         return [_problem("the model's tokenizer has no chat template")]
     if not (agent.tools or agent.environment):
         return []
-    problem = _tool_problem(template, has_parser=has_parser)
+    try:
+        problem = _tool_problem(template, has_parser=has_parser)
+    except SandboxStartError as error:
+        problem = f"the model's chat template could not be tried: {error}; submit it again"
     return [_problem(problem)] if problem else []
 
 
@@ -103,7 +106,11 @@ def _has_response_template(path: Path, agent: AgentSpec) -> bool:
 
 @lru_cache(maxsize=100)  # a template is slow to compile, and few are used
 def _tool_problem(template: str, *, has_parser: bool) -> str | None:
-    """Why an agent with tools cannot be trained with this chat template."""
+    """Why an agent with tools cannot be trained with this chat template.
+
+    Raises:
+        SandboxStartError: It could not be tried now, which says nothing of the template.
+    """
     call = {"type": "function", "function": {"name": TOOL_NAME, "arguments": {"a": "b"}}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "so"}
     result = {"role": "tool", "name": TOOL_NAME, "content": TOOL_RESULT}
@@ -142,10 +149,7 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
 def _rendered(template: str, conversations: list[dict[str, Any]]) -> Outcome:
     """Texts of conversations; a template may be as harmful as any program."""
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
-        try:
-            sandbox = Sandbox(Path(folder))
-        except SandboxStartError as error:
-            return Outcome(failure=Failure.CRASHED, message=str(error))
+        sandbox = Sandbox(Path(folder))
         try:
             worker = sandbox.start_worker()
             request = {"call": "render", "template": template, "conversations": conversations}
