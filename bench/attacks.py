@@ -23,11 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx2
-import pyarrow as pa
-import pyarrow.parquet as pq
 from api_load import Service
 
 from dressage.sandbox.isolation import strongest
+from tests.bombs import long_name, parquet
 
 ATTEMPT = '''
 from dressage.authoring import measure, score, fail_reason
@@ -267,26 +266,6 @@ def _tar(*members):
     return buffer.getvalue()
 
 
-def _long_name():
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 400 * 1024**2
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as packed:
-        packed.write(header.tobuf(tarfile.GNU_FORMAT))
-        for _ in range(400):
-            packed.write(b"x" * 1024**2)
-    return buffer.getvalue()
-
-
-def _parquet(rows, value):
-    buffer = io.BytesIO()
-    part = pa.table({"input": pa.repeat(pa.scalar(value), rows // 50)})
-    with pq.ParquetWriter(buffer, part.schema) as writer:
-        for _ in range(50):
-            writer.write_table(part)
-    return buffer.getvalue()
-
-
 def _encrypted(archive):
     """A zip whose directory says that its file is encrypted."""
     at = archive.index(b"PK\x01\x02") + 8
@@ -309,10 +288,10 @@ def upload_attacks(world):
         "a pipe": lambda: _tar(("cases.jsonl", tarfile.FIFOTYPE, "")),
         "20,000 folders": lambda: _tar(*((f"d{n}", tarfile.DIRTYPE, "") for n in range(20_000))),
         "5,000 files": lambda: _zip([cases, *((f"f{n}.py", "") for n in range(5000))]),
-        "a name of 400 MB": _long_name,
+        "a name of 400 MB": lambda: long_name(tarfile.GNUTYPE_LONGNAME),
         "a bomb": lambda: _zip([("cases.jsonl", b"0" * 500 * 1024**2)]),
-        "2 million rows of Parquet": lambda: _parquet(2_000_000, "q"),
-        "5 GB of Parquet": lambda: _parquet(50_000, "q" * 100_000),
+        "2 million rows of Parquet": lambda: parquet(2_000_000, "q"),
+        "5 GB of Parquet": lambda: parquet(50_000, "q" * 100_000),
         "no archive at all": lambda: b"PK\x03\x04" + os.urandom(5000),
         "no Parquet at all": lambda: b"PAR1" + os.urandom(5000) + b"PAR1",
         "a broken gzip": lambda: gzip.compress(b"x" * 1000)[:-10],

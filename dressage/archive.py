@@ -22,6 +22,12 @@ MAGIC: dict[bytes, Callable[[Any], Any]] = {
 }
 
 
+BROKEN = (
+    *(zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError),
+    *(EOFError, OSError),
+)
+
+
 class ArchiveError(ValueError):
     """The archive is broken, too big, or tries to leave its folder."""
 
@@ -69,9 +75,7 @@ def read_archive(upload: BinaryIO, limits: UnpackLimits) -> dict[str, bytes]:
             # Sizes in headers can lie: what counts is what comes out.
             files[path] = _read(content, left, limits)
             left -= len(files[path])
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError) as error:
-        raise ArchiveError(f"broken archive: {error}") from None
-    except OSError as error:
+    except BROKEN as error:
         raise ArchiveError(f"broken archive: {error}") from None
     except (NotImplementedError, RuntimeError):
         raise ArchiveError("encrypted or unusually compressed archives are not read") from None

@@ -1,6 +1,5 @@
 """Uploads that are small outside and huge inside: refused in words, in little memory."""
 
-import gzip
 import io
 import json
 import subprocess
@@ -8,9 +7,9 @@ import sys
 import tarfile
 import zipfile
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+
+from tests.bombs import long_name, parquet
 
 MEGABYTES = 300  # above what importing everything takes; a suite may have 256 MB
 
@@ -28,18 +27,6 @@ except SuiteError as error:
     print(error)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
-
-
-def long_name(kind):
-    """A tar whose first header says that a name of 400 MB follows."""
-    header = tarfile.TarInfo("././@LongLink")
-    header.type, header.size = kind, 400 * 1024**2
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as packed:
-        packed.write(header.tobuf(tarfile.GNU_FORMAT))
-        for _ in range(400):
-            packed.write(b"x" * 1024**2)
-    return buffer.getvalue()
 
 
 def many_folders():
@@ -60,15 +47,6 @@ def zip_bomb():
     ):
         for _ in range(600):
             file.write(b"0" * 1024**2)
-    return buffer.getvalue()
-
-
-def parquet(rows, value):
-    buffer = io.BytesIO()
-    part = pa.table({"input": pa.repeat(pa.scalar(value), rows // 50)})
-    with pq.ParquetWriter(buffer, part.schema) as writer:
-        for _ in range(50):
-            writer.write_table(part)
     return buffer.getvalue()
 
 
