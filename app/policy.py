@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.exceptions import FieldProblem
-from dressage.spec.export import OllamaExport
+from dressage.spec.export import OllamaExport, without_secrets
 from dressage.spec.job import JobSpec
 from dressage.spec.measure import LlmJudge, RewardSpec
 from dressage.spec.team import Role
@@ -62,8 +62,9 @@ class AdmissionPolicy:
 
     def ollama_problems(self, export: OllamaExport, field: str) -> list[FieldProblem]:
         """An Ollama server that is not allowed, or none at all."""
-        allowed = ", ".join(self.ollama_urls) or "none; set DRESSAGE_OLLAMA_URLS"
-        if self.ollama_urls and (export.server or self.ollama_urls[0]) in self.ollama_urls:
+        shown = [without_secrets(url) for url in self.ollama_urls]
+        allowed = ", ".join(shown) or "none; set DRESSAGE_OLLAMA_URLS"
+        if shown and (export.server or shown[0]) in shown:
             return []
         message = f"the operator does not allow this Ollama server; allowed: {allowed}"
         return [FieldProblem(field=field, message=message)]

@@ -3,7 +3,10 @@
 All that we believe about Ollama (0.30 and newer) stands here, in one place:
 names, digests, streamed statuses with errors as lines, replacement of names without regard to case,
 a base on the server with one adapter, the GGUF's own Jinja template, capabilities read from it,
-arguments of calls as objects, log-probabilities by text for raw prompts.
+arguments of calls as objects, log-probabilities by text for raw prompts. As in 0.32.15: tools come
+out in its own order and without what it does not know, a stored layer has another digest than the
+file that was sent, a prompt beyond num_ctx loses its oldest messages, what a model does not say is
+drawn with Ollama's defaults, and `_debug_render_only` shows the prompt.
 """
 
 import hashlib
@@ -16,6 +19,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import httpx2
+
 from worker.training.export.gguf import GgufModel
 
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
@@ -27,8 +32,12 @@ PARAMETERS = {
     "num_predict": int,
     "top_p": float,
     "top_k": int,
+    "repeat_penalty": float,
     "stop": list,
 }
+DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.0, "num_ctx": 4096}
+OF_PARAMETERS = ("type", "$defs", "items", "required", "properties")
+OF_PROPERTY = ("anyOf", "type", "items", "description", "enum", "properties", "required")
 
 
 class OllamaServer:
@@ -41,13 +50,14 @@ class OllamaServer:
         asked: Every request as (method, path).
         thinks: Whether models that are made now can think.
         thought: `think` of every chat.
+        unloaded: Names that were to leave the memory.
     """
 
-    def __init__(self, folder, version="0.30.1"):
+    def __init__(self, folder, version="0.32.15"):
         self.blobs = folder
         self.version = version
         self.models, self.asked, self.fault = {}, [], None
-        self.thinks, self.thought = False, []
+        self.thinks, self.thought, self.unloaded = False, [], []
         self._loaded, self._lock = {}, threading.Lock()
         server = self
 
@@ -76,23 +86,37 @@ class OllamaServer:
         made = self.models[model]
         with self._lock:
             loaded = self._load(made)
-            options = {**made["parameters"], **request.get("options", {})}
-            messages = [dict(message) for message in request["messages"]]
-            if made["system"] and messages[0]["role"] != "system":
-                messages.insert(0, {"role": "system", "content": made["system"]})
-            for at, message in enumerate(messages):
-                for number, call in enumerate(message.get("tool_calls") or []):
-                    function = call["function"]
-                    assert isinstance(function["arguments"], dict), "arguments must be an object"
-                    call |= {"id": f"call_{at}_{number}", "type": "function"}
-                    call["function"] = {**function, "arguments": json.dumps(function["arguments"])}
+            options = {**DEFAULTS, **made["parameters"], **request.get("options", {})}
+            messages = self._messages(made, request)
+            tools = [as_ollama_has(tool) for tool in request.get("tools") or []]
+            if request.get("_debug_render_only"):
+                return loaded.render(messages, tools)
+            while len(messages) > 1 and loaded.tokens(messages, tools) > options["num_ctx"]:
+                del messages[0]
             return loaded.respond(
                 messages,
-                request.get("tools") or [],
-                max_tokens=options.get("num_predict", 512),
-                temperature=options.get("temperature", 0.8),
+                tools,
+                max_tokens=options.get("num_predict", -1),
+                temperature=options["temperature"],
                 stop=options.get("stop"),
+                **{name: options[name] for name in ("top_k", "top_p", "repeat_penalty")},
             )
+
+    def _messages(self, made, request):
+        messages = [dict(message) for message in request["messages"]]
+        if made["system"] and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": made["system"]})
+        for at, message in enumerate(messages):
+            calls = []
+            for number, call in enumerate(message.get("tool_calls") or []):
+                function = call["function"]
+                assert isinstance(function["arguments"], dict), "arguments must be an object"
+                own = {"id": f"call_{at}_{number}", "type": "function"}
+                text = json.dumps(function["arguments"])
+                calls.append({**call, **own, "function": {**function, "arguments": text}})
+            if calls:
+                message["tool_calls"] = calls
+        return messages
 
     def complete(self, model, request):
         """The next token after a raw prompt, with the likeliest ones as texts."""
@@ -108,13 +132,54 @@ class OllamaServer:
         wanted = (made["digest"], made.get("adapter"))
         if wanted not in self._loaded:
             self._loaded = {
-                wanted: GgufModel(
+                wanted: CountingModel(
                     self.blob(made["digest"]),
                     context_length=made["parameters"].get("num_ctx", 4096),
                     adapter=self.blob(made["adapter"]) if made.get("adapter") else None,
                 )
             }
         return self._loaded[wanted]
+
+
+class CountingModel(GgufModel):
+    """llama.cpp, asked how long a prompt is."""
+
+    def tokens(self, messages, tools):
+        text = self.render(messages, tools)
+        answer = httpx2.post(f"{self._server.listening_address}/tokenize", json={"content": text})
+        return len(answer.json()["tokens"])
+
+
+def as_ollama_has(tool):
+    """A tool after it has passed through Ollama's own structures."""
+    function = tool["function"]
+    kept = {
+        key: function["parameters"][key] for key in OF_PARAMETERS if key in function["parameters"]
+    }
+    kept["properties"] = {
+        name: _property(value) for name, value in (kept.pop("properties", None) or {}).items()
+    }
+    for key in ("items", "$defs"):
+        if key in kept:
+            kept[key] = _by_alphabet(kept[key])
+    shown = {"name": function["name"], "description": function.get("description", "")}
+    return {"type": tool["type"], "function": {**shown, "parameters": kept}}
+
+
+def _property(value):
+    kept = {key: value[key] for key in OF_PROPERTY if key in value}
+    if "properties" in kept:
+        kept["properties"] = {n: _property(v) for n, v in kept["properties"].items()}
+    if "anyOf" in kept:
+        kept["anyOf"] = [_property(v) for v in kept["anyOf"]]
+    if "items" in kept:
+        kept["items"] = _by_alphabet(kept["items"])
+    return kept
+
+
+def _by_alphabet(value):
+    """A Go map, written as JSON."""
+    return json.loads(json.dumps(value, sort_keys=True))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -187,6 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "parameters": made["parameters"],
                     "modelfile": modelfile(made),
                     "model_info": made["model_info"],
+                    "license": made.get("license", ""),
                 },
             )
         if self.path == "/api/generate":
@@ -269,6 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
             "digest": digest,
             "system": request.get("system") or "",
             "parameters": request.get("parameters") or {},
+            "license": request.get("license") or "",
             "model_info": {k: v for k, v in about.items() if not k.startswith("tokenizer.")},
         }
         if base:
@@ -283,6 +350,9 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _generate(self, name, request):
+        if request.get("keep_alive") == 0 and "prompt" not in request:
+            self.ollama.unloaded.append(name)
+            return self._json(200, {"model": request["model"], "done": True})
         assert request["raw"] is True
         assert request["stream"] is False
         assert 0 <= request["top_logprobs"] <= 20
@@ -308,6 +378,11 @@ class _Handler(BaseHTTPRequestHandler):
         if request.get("tools") and "tools" not in self.ollama.models[name]["capabilities"]:
             return self._error(400, f"{request['model']} does not support tools")
         assert request.get("stream") is False
+        if request.get("_debug_render_only"):
+            text = self.ollama.answer(name, request)
+            return self._json(
+                200, {"model": request["model"], "_debug_info": {"rendered_template": text}}
+            )
         self.ollama.thought.append(request.get("think"))
         answer = self.ollama.answer(name, request)
         message = {"role": "assistant", "content": answer.message.get("content") or ""}
@@ -339,11 +414,16 @@ class _Handler(BaseHTTPRequestHandler):
 def modelfile(made):
     files = [("FROM", made["digest"]), ("ADAPTER", made.get("adapter"))]
     lines = [
-        f"{word} /root/.ollama/models/blobs/{digest.replace(':', '-')}"
+        f"{word} /root/.ollama/models/blobs/{stored_layer(digest)}"
         for word, digest in files
         if digest
     ]
     return "\n".join([*lines, *(f"PARAMETER {name}" for name in made["parameters"])])
+
+
+def stored_layer(digest):
+    """The name of a layer: llama-quantize has written it anew, so it has another digest."""
+    return f"sha256-{hashlib.sha256(digest.encode()).hexdigest()}"
 
 
 def read_gguf(path):

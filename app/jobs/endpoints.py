@@ -66,7 +66,8 @@ async def submit_job(
     if dry_run:
         admitted = await admit(transaction.session, caller.team, spec, parts.policy, caller.role)
         response.status_code = 200
-        warnings = await warnings_of(transaction.session, admitted.spec.resources)
+        waits = await warnings_of(transaction.session, admitted.spec.resources)
+        warnings = (*admitted.warnings, *waits)
         return DryRun(spec=admitted.spec, adjustments=admitted.adjustments, warnings=warnings)
     job, is_new = await service.submit(
         transaction.session,

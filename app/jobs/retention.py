@@ -15,7 +15,7 @@ from app.lifecycle.jobs import EventDraft, append_events
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
 
-BULK = (EventType.LOG, EventType.PROGRESS, EventType.ROLLOUT)
+BULK = (EventType.LOG, EventType.PROGRESS, EventType.ROLLOUT, EventType.ALIVE)
 JOBS_AT_ONCE = 20
 SECONDS_OF_A_DAY = 86_400
 

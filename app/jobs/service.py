@@ -85,7 +85,7 @@ async def submit(
         priority=PRIORITIES[spec.priority],
         gpus=spec.resources.gpus,
         workload=f"{spec.agent.model} on {admitted.suite.name}",
-        steps=spec.planned_steps(admitted.suite.case_count),
+        steps=admitted.steps,
         progress={},
         idempotency_key=idempotency_key,
         request_hash=request_hash,
@@ -101,6 +101,10 @@ async def submit(
     drafts += [
         EventDraft(EventType.ADJUSTMENT, adjustment.model_dump(mode="json"))
         for adjustment in admitted.adjustments
+    ]
+    drafts += [
+        EventDraft(EventType.WARNING, {"code": "admission", "message": warning})
+        for warning in admitted.warnings
     ]
     await append_events(session, job.id, drafts)
     wakes.training()

@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from app.db.engine import Sessions, unit_of_work
 from app.exceptions import FieldProblem, JobInvalid
@@ -20,8 +21,9 @@ from dressage.authoring.suite import Suite
 from dressage.measuring.combine import combined, verdicts_of
 from dressage.measuring.runner import MeasureRunner
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError
+from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError, Worker
 from dressage.spec.preview import MeasurePreview, PreviewResult, PreviewResults, PreviewRollout
+from dressage.spec.training import TrainingSpec
 
 WORKERS = 4
 TOTAL_SECONDS = 120.0
@@ -52,6 +54,11 @@ async def preview(
     ]
     suite = await asyncio.to_thread(load, storage, row)
     known = {case.id for case in suite.cases}
+    environments = [environment["name"] for environment in row.environments]
+    if request.environment not in (None, *environments):
+        have = ", ".join(environments) or "none"
+        message = f"there is no environment {request.environment!r}; the suite has {have}"
+        problems.append(FieldProblem(field="environment", message=message))
     problems += [
         FieldProblem(field=f"rollouts.{at}.case_id", message=f"there is no case {r.case_id!r}")
         for at, r in enumerate(request.rollouts)
@@ -86,11 +93,40 @@ def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
                 judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
             )
             try:
-                return runner.run(contexts, [None] * len(contexts))
+                workers = [_played(request, pool, context) for context in contexts]
+                return runner.run(contexts, workers)
             finally:
                 runner.close()
         finally:
             pool.close()
+
+
+def _played(request: MeasurePreview, pool: WorkerPool, context: MeasureContext) -> Worker | None:
+    """An environment after the calls of a rollout.
+
+    Raises:
+        JobInvalid: It cannot be reset, or a call fails.
+    """
+    if request.environment is None:
+        return None
+    worker = pool.sandbox.start_worker()
+    case = {"input": context.input, "expect": context.expect, "metadata": context.metadata}
+    limit = TrainingSpec().max_tool_output
+    calls: list[dict[str, Any]] = [
+        {"call": "open", "name": request.environment, "case": {**case, "seed": 0}}
+    ]
+    calls += [
+        {"call": "tool", "name": call.name, "arguments": call.arguments}
+        for call in context.tool_calls
+        if call.error is None
+    ]
+    for call in calls:
+        outcome = worker.call({**call, "max_output": limit}, request.timeout)
+        if outcome.failure:
+            what = call["name"] if call["call"] == "tool" else "reset"
+            message = f"{request.environment}.{what}: {outcome.message}"
+            raise JobInvalid(message, [FieldProblem(field="environment", message=message)])
+    return worker
 
 
 def _context(rollout: PreviewRollout, suite: Suite) -> MeasureContext:
@@ -105,7 +141,14 @@ def _context(rollout: PreviewRollout, suite: Suite) -> MeasureContext:
         expect=given["expect"],
         metadata=given["metadata"],
         messages=given["messages"] or [*turns, {"role": "assistant", "content": rollout.answer}],
+        prompt_length=_prompt_length(given["messages"], len(turns)),
         final=AssistantMessage(rollout.answer),
         tool_calls=[ToolCall(**call) for call in given["tool_calls"]],
         stop_reason=rollout.stop_reason,
     )
+
+
+def _prompt_length(messages: list[dict[str, Any]], turns: int) -> int:
+    """How many messages come before the agent's first own turn."""
+    first = next((at for at, m in enumerate(messages) if m.get("role") == "assistant"), None)
+    return turns if not messages else len(messages) if first is None else max(first, turns)

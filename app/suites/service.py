@@ -21,6 +21,7 @@ from app.storage import Storage
 from app.suites import repository
 from app.teams import quotas
 from dressage.authoring.suite import CASES_FILE, FieldMapping, Suite, SuiteError
+from dressage.measuring.profile import SuiteProfile
 from dressage.sandbox.loading import Code
 from dressage.sandbox.process import Sandbox, SandboxStartError
 from dressage.spec.suite import Case
@@ -63,7 +64,7 @@ async def store(
         SuiteInvalid: Anything is wrong; nothing was stored.
     """
     try:
-        suite, code = await pool.run(team, lambda: _read(upload, csv_text, mapping))
+        suite, profile, code = await pool.run(team, lambda: _read(upload, csv_text, mapping))
     except SuiteError as error:
         raise SuiteInvalid(
             str(error),
@@ -92,6 +93,7 @@ async def store(
         storage_key=storage_key,
         size=len(archive),
         case_count=len(suite.cases),
+        profile=profile.model_dump(mode="json"),
         **code,
     )
     session.add(row)
@@ -137,12 +139,13 @@ async def delete(session: AsyncSession, row: SuiteRow) -> None:
 
 def _read(
     upload: BinaryIO, csv_text: bool, mapping: FieldMapping | None
-) -> tuple[Suite, dict[str, Any]]:
+) -> tuple[Suite, SuiteProfile, dict[str, Any]]:
     suite = Suite.from_upload(upload, csv_text=csv_text, mapping=mapping)
+    profile = SuiteProfile.of(suite.cases)
     if not any(name.endswith(".py") for name in suite.code):
-        return suite, Code().contents()
+        return suite, profile, Code().contents()
     with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
         suite.write_code(Path(folder))
         sandbox = Sandbox(Path(folder))
         sandbox.close()
-        return suite, sandbox.contents
+        return suite, profile, sandbox.contents

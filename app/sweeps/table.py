@@ -3,32 +3,20 @@
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from app.db.models import JobRow
+from dressage.intervals import of_repetitions
 from dressage.spec.sweep import SEED, Interval, SweepArm
 
-# 97.5 % points of Student's t by degrees of freedom; the normal one beyond.
-T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-NORMAL = 1.96
 
-
-def interval(values: Sequence[float]) -> Interval | None:
-    """Mean and 95 % interval of independent repetitions."""
+def interval(values: Sequence[float], within: tuple[float, float] | None = None) -> Interval | None:
+    """Mean and 95 % interval of independent repetitions, and of nothing that cannot be."""
     if not values:
         return None
-    mean, count = fmean(values), len(values)
-    if count == 1:
-        return Interval(mean=mean, low=None, high=None, count=1)
-    point = T[count - 2] if count - 2 < len(T) else NORMAL
-    half = point * stdev(values) / sqrt(count)
-    return Interval(mean=mean, low=mean - half, high=mean + half, count=count)
+    low, high = of_repetitions(values, within=within) or (None, None)
+    return Interval(mean=fmean(values), low=low, high=high, count=len(values))
 
 
 def arms(jobs: Iterable[JobRow]) -> tuple[SweepArm, ...]:
@@ -52,8 +40,8 @@ def _arm(values: dict[str, Any], jobs: Sequence[JobRow]) -> SweepArm:
             "values": values,
             "jobs": [job.id for job in jobs],
             "statuses": Counter(job.status for job in jobs),
-            "pass_rate": interval([gain["after"] for gain in passed]),
-            "gain": interval([gain["difference"] for gain in passed]),
+            "pass_rate": interval([gain["after"] for gain in passed], (0, 1)),
+            "gain": interval([gain["difference"] for gain in passed], (-1, 1)),
             "reward": interval([gain["after"] for gain in rewards]),
         }
     )

@@ -19,6 +19,7 @@ PARQUET_MAGIC = b"PAR1"
 CASE_FIELDS = ("id", "input", "expect", "metadata")
 MAX_CASES, MAX_CASE_BYTES = 100_000, 64 * 1024 * 1024
 PARQUET_ROWS = 16
+INPUT_KINDS = ("text", "conversation")  # pydantic's words for which of two, not the user's
 MAX_LINE = 4 * 1024 * 1024
 Numbered = list[tuple[int, Any]]  # records, each with the line or position it came from
 
@@ -102,6 +103,7 @@ def parse_cases(
 
 def _csv_rows(text: str, file: str | None) -> Numbered:
     """Rows of a CSV text, each with as many fields as there are columns."""
+    csv.field_size_limit(MAX_LINE)
     rows = csv.reader(io.StringIO(text), strict=True)
     numbered: Numbered = []
     problems = []
@@ -126,9 +128,9 @@ def _csv_rows(text: str, file: str | None) -> Numbered:
 
 
 def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
-    """Rows of a Parquet file; columns that hold nothing in a row are left out of it."""
+    """Rows of a Parquet file; an id that is null is none."""
     try:
-        from pyarrow import ArrowException
+        from pyarrow import ArrowException, types
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise SuiteError([Problem("reading Parquet needs the package pyarrow", file)]) from None
@@ -137,6 +139,15 @@ def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
     try:
         opened = ParquetFile(io.BytesIO(data))
         _require_few(opened.metadata.num_rows, file)
+        bad = [
+            f"{field.name} ({field.type})"
+            for field in opened.schema_arrow
+            if any(map(types.is_binary, _types(field.type)))
+            or any(map(types.is_large_binary, _types(field.type)))
+        ]
+        if bad:
+            message = f"columns of bytes, which no model reads: {', '.join(bad)}; leave them out"
+            raise SuiteError([Problem(message, file)])
         # A few rows at a time: equal values take no room in the file.
         for batch in opened.iter_batches(batch_size=PARQUET_ROWS):
             left -= batch.nbytes
@@ -148,7 +159,12 @@ def _parquet_rows(data: bytes, file: str | None) -> list[dict[str, Any]]:
             rows += strict_json.loads(text)
     except (ArrowException, OSError, ValueError) as error:
         raise SuiteError([Problem(f"broken Parquet: {error}", file)]) from None
-    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return [{k: v for k, v in row.items() if k != "id" or v is not None} for row in rows]
+
+
+def _types(kind: Any) -> list[Any]:
+    """A column's type with all types inside it."""
+    return [kind, *(t for at in range(kind.num_fields) for t in _types(kind.field(at).type))]
 
 
 def _require_few(count: int, file: str | None) -> None:
@@ -167,6 +183,9 @@ def _parse_jsonl(text: str, file: str | None, mapping: FieldMapping | None) -> t
         try:
             numbered.append((line, strict_json.loads(content, doubled=False)))
         except ValueError as error:
+            if not numbered and not problems and not content.lstrip().startswith("{"):
+                hint = "neither JSON lines nor a JSON array; for CSV say Content-Type: text/csv"
+                raise SuiteError([Problem(hint, file, line)]) from None
             problems.append(Problem(_broken(error), file, line))
     try:
         cases = _cases(numbered, mapping, file) if numbered or not problems else ()
@@ -227,10 +246,14 @@ def _case(record: Any, mapping: FieldMapping | None) -> Case:
     text = json.dumps(record, ensure_ascii=False, sort_keys=True, default=str)
     if JSON_NUL.search(text) or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("the text has a NUL character or an unpaired surrogate")
-    given = {"id": hashlib.sha256(text.encode()).hexdigest()[:12], **record}
+    empty = {name for name in ("expect", "metadata") if record.get(name, 0) is None}
+    given = {
+        "id": hashlib.sha256(text.encode()).hexdigest()[:12],
+        **{name: value for name, value in record.items() if name not in empty},
+    }
     try:
         return Case.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where = ".".join(str(part) for part in first["loc"] if part not in INPUT_KINDS)
         raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -11,6 +11,7 @@ from dressage.authoring.tool import FunctionTool, function_tool
 from dressage.spec.chat import Message
 
 NOT_TOOLS = ("reset", "close")
+REWARDS = ("get_reward", "reward")  # other libraries' names for what measures do here
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,37 @@ class Environment:
         return None
 
 
-def environment_tools(kind: type[Environment]) -> list[FunctionTool]:
+def reset(environment: Any, case: EnvironmentCase) -> Any:
+    """Prepare an environment for a case, as its `reset` wants to be called.
+
+    One that takes a positional argument gets the case; one that takes names alone gets `prompt`
+    and the entries of `expect` and `metadata`, as TRL calls it.
+    """
+    parameters = inspect.signature(environment.reset).parameters.values()
+    if any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters):
+        return environment.reset(case)
+    row = {"prompt": case.input, **case.metadata, **case.expect}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    wanted = {p.name for p in parameters}
+    return environment.reset(**{n: v for n, v in row.items() if takes_all or n in wanted})
+
+
+def is_environment(found: Any) -> bool:
+    """Whether a class is an environment: ours, or one that TRL would take."""
+    if not isinstance(found, type) or found is Environment:
+        return False
+    if issubclass(found, Environment):
+        return True
+    if not inspect.isfunction(getattr(found, "reset", None)):
+        return False
+    try:
+        environment_tools(found)
+    except ToolDefinitionError:
+        return False
+    return True
+
+
+def environment_tools(kind: type) -> list[FunctionTool]:
     """The tools of an environment class.
 
     Raises:
@@ -58,6 +89,13 @@ def environment_tools(kind: type[Environment]) -> list[FunctionTool]:
         for name, function in inspect.getmembers(kind, predicate=inspect.isfunction)
         if not name.startswith("_") and name not in NOT_TOOLS
     ]
+    rewards = [method.__name__ for method in methods if method.__name__ in REWARDS]
+    if rewards:
+        raise ToolDefinitionError(
+            f"environment {kind.__name__!r}: {rewards[0]} would be shown to the model as a tool; "
+            "write a measure, which sees the environment as `context.environment`, and begin the "
+            "method's name with an underscore"
+        )
     if not methods:
         raise ToolDefinitionError(f"environment {kind.__name__!r} has no public method")
     try:

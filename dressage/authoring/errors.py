@@ -25,6 +25,10 @@ class ScoreRangeError(ValueError):
     """A score lies outside its range."""
 
 
+class UnknownAnnotationError(ToolDefinitionError):
+    """An annotation names something that is not there, or not there yet."""
+
+
 class ToolArgumentsError(AuthoringError):
     """Arguments written by the model do not fit the tool's schema."""
 

@@ -5,7 +5,7 @@ Not here: the weights (worker.training.rewards) and where measures run (dressage
 
 import inspect
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError, ScoreRangeError
@@ -19,20 +19,22 @@ class MeasureResult:
     Attributes:
         value: 1.0 for pass, 0.0 for fail, anything between for a score.
         reason: One sentence for the person who reads the rollout.
+        passed: Whether it said pass or fail; None for a score.
     """
 
     value: float
     reason: str
+    passed: bool | None = None
 
 
 def pass_reason(text: str) -> MeasureResult:
     """The rollout did what the measure asks for."""
-    return MeasureResult(1.0, text)
+    return MeasureResult(1.0, text, passed=True)
 
 
 def fail_reason(text: str) -> MeasureResult:
     """The rollout did not do what the measure asks for."""
-    return MeasureResult(0.0, text)
+    return MeasureResult(0.0, text, passed=False)
 
 
 def score(value: float, reason: str) -> MeasureResult:
@@ -82,6 +84,8 @@ class MeasureContext:
         tool_calls: Every tool call in order.
         stop_reason: Why the rollout ended (`completed`, `max_completion_length`, …).
         environment: The environment as the rollout left it, for agents that have one.
+        prompt_length: How many of `messages` were there before the agent began.
+        extra: What a rollout function returned beside its rollouts, by name.
     """
 
     input: str | list[Message]
@@ -92,6 +96,13 @@ class MeasureContext:
     tool_calls: list[ToolCall] = field(default_factory=list)
     stop_reason: str = "completed"
     environment: Any = None
+    prompt_length: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def final_assistant_message(self) -> AssistantMessage:
+        """The same as `final`."""
+        return self.final
 
 
 @dataclass(frozen=True)
@@ -105,22 +116,19 @@ class Measure:
         """Call the author's function as if it were not decorated."""
         return self.function(context)
 
-    async def evaluate(self, context: MeasureContext) -> MeasureResult:
-        """Run the measure and check what it gives back.
+    def checked(self, result: Any) -> MeasureResult:
+        """What the function gave back, if it is a verdict.
 
         Raises:
             MeasureTypeError: Something else than `pass_reason`, `fail_reason` or `score` came back.
             ScoreRangeError: Its value lies outside [0, 1].
         """
-        result = self.function(context)
-        if inspect.isawaitable(result):
-            result = await result
         if not isinstance(result, MeasureResult):
             raise MeasureTypeError(
                 f"measure {self.name!r} returned {type(result).__name__}; return pass_reason(…), "
                 "fail_reason(…) or score(…)"
             )
-        return score(result.value, result.reason)
+        return replace(score(result.value, result.reason), passed=result.passed)
 
 
 def measure(function: Callable[[MeasureContext], Any]) -> Measure:

@@ -1,11 +1,14 @@
 """Reward functions as TRL has them: all completions of a step in, one number for each out."""
 
 import inspect
-from collections.abc import Awaitable, Callable
+import itertools
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from dressage.authoring.errors import MeasureDefinitionError, MeasureTypeError, ScoreRangeError
+
+MAX_REWARD = 1e9  # so that sums, weights and squares of them stay numbers in single precision
 
 
 @dataclass(frozen=True)
@@ -19,26 +22,27 @@ class RewardFunction:
         """Call the author's function as if it were not decorated."""
         return self.function(*args, **columns)
 
-    async def evaluate(
-        self, prompts: list[Any], completions: list[Any], columns: dict[str, list[Any]]
-    ) -> list[float | None]:
-        """Run it and check what it gives back: a finite number, or None, for each completion.
+    def checked(self, result: Any, count: int) -> list[float | None]:
+        """What the function gave back for so many completions: a number, or None, for each.
 
         Raises:
-            MeasureTypeError: It is no list of numbers of the right length.
-            ScoreRangeError: A number is infinite or not a number.
+            MeasureTypeError: It is no series of numbers of the right length.
+            ScoreRangeError: A number is not one, or too large to be trained with.
         """
-        result = self.function(prompts=prompts, completions=completions, **columns)
-        if inspect.isawaitable(result):
-            result = await result
-        if not isinstance(result, list | tuple) or len(result) != len(completions):
+        if isinstance(result, str | bytes | dict) or not isinstance(result, Iterable):
             raise MeasureTypeError(
-                f"reward function {self.name!r} must return one number for each of the "
-                f"{len(completions)} completions"
+                f"reward function {self.name!r} returned {type(result).__name__}; it must return "
+                f"a list of {count} numbers, one for each completion"
             )
-        return [self._checked(value) for value in result]
+        values = list(itertools.islice(result, count + 1))  # a generator may not end
+        if len(values) != count:
+            found = "more" if len(values) > count else f"only {len(values)}"
+            raise MeasureTypeError(
+                f"reward function {self.name!r} returned {found} numbers for {count} completions"
+            )
+        return [self._number(value) for value in values]
 
-    def _checked(self, value: Any) -> float | None:
+    def _number(self, value: Any) -> float | None:
         if value is None:
             return None
         try:
@@ -47,8 +51,11 @@ class RewardFunction:
             raise MeasureTypeError(
                 f"reward function {self.name!r} returned {type(value).__name__}, not a number"
             ) from None
-        if not abs(number) < float("inf"):
-            raise ScoreRangeError(f"reward function {self.name!r} returned {number}")
+        if not abs(number) <= MAX_REWARD:
+            raise ScoreRangeError(
+                f"reward function {self.name!r} returned {number}; a reward lies within "
+                f"±{MAX_REWARD:g}"
+            )
         return number
 
 

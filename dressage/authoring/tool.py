@@ -8,14 +8,23 @@ import json
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, overload
 
 import docstring_parser
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.fields import FieldInfo
 
-from dressage.authoring.errors import ToolArgumentsError, ToolDefinitionError
+from dressage.authoring.errors import (
+    ToolArgumentsError,
+    ToolDefinitionError,
+    UnknownAnnotationError,
+)
 from dressage.spec.chat import ToolSchema
+from dressage.spec.tool_schema import canonical
+
+GIVEN = ("default", "enum", "const", "examples")  # values of the author's, not schemas
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,11 @@ class FunctionTool:
             },
         }
 
-    async def invoke(self, arguments: dict[str, Any]) -> Any:
+    def start(self, arguments: dict[str, Any]) -> Any:
         """Check the model's arguments against the schema and call the function.
+
+        Returns:
+            What the function returns: of an async one, what is to be awaited.
 
         Raises:
             ToolArgumentsError: The arguments do not fit; the message is meant for the model.
@@ -77,22 +89,89 @@ class FunctionTool:
                 positional.append(value)
             else:
                 named[parameter.name] = value
-        result = self.function(*positional, **named)
-        return await result if inspect.isawaitable(result) else result
+        return self.function(*positional, **named)
 
 
-def function_tool(function: Callable[..., Any]) -> FunctionTool:
+@dataclass(frozen=True)
+class PendingTool:
+    """A tool whose annotations name something that its module defines further below."""
+
+    function: Callable[..., Any]
+    name: str | None
+    description: str | None
+
+    @property
+    def __name__(self) -> str:
+        """As it is looked for."""
+        return self.name or self.function.__name__
+
+    def resolved(self) -> FunctionTool:
+        """The tool, once its module is whole.
+
+        Raises:
+            ToolDefinitionError: An annotation is still unknown, or as for `function_tool`.
+        """
+        return _tool(self.function, self.name, self.description)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the author's function as if it were not decorated."""
+        return self.function(*args, **kwargs)
+
+
+@overload
+def function_tool(function: Callable[..., Any], /) -> FunctionTool: ...
+
+
+@overload
+def function_tool(
+    *, name_override: str | None = None, description_override: str | None = None
+) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+
+
+def function_tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name_override: str | None = None,
+    description_override: str | None = None,
+) -> Any:
     """Make a tool of a function with annotated parameters and a docstring.
 
-    Google, NumPy and Sphinx docstrings are understood. The function may be async.
+    Google, NumPy and Sphinx docstrings are understood. The function may be async. With or without
+    brackets: `@function_tool`, `@function_tool(name_override="add")`.
+
+    Args:
+        function: What the tool does.
+        name_override: What the model calls it; the function's name unless given.
+        description_override: What the model is told of it; the docstring unless given.
 
     Raises:
-        ToolDefinitionError: A parameter without annotation, `*args`/`**kwargs`, no docstring, or a
-            type that has no JSON schema; the message names tool and parameter.
+        ToolDefinitionError: A parameter without annotation, `*args`/`**kwargs`, no docstring, a
+            default that JSON cannot say, or a type that has no JSON schema; the message names tool
+            and parameter.
     """
-    name = getattr(function, "__name__", repr(function))
+    if function is None:
+        return partial(_decorated, name=name_override, description=description_override)
+    return _decorated(function, name_override, description_override)
+
+
+def _decorated(
+    function: Callable[..., Any], name: str | None, description: str | None
+) -> FunctionTool | PendingTool:
+    try:
+        return _tool(function, name, description)
+    except UnknownAnnotationError:
+        return PendingTool(function, name, description)
+
+
+def _tool(
+    function: Callable[..., Any], name_override: str | None, description_override: str | None
+) -> FunctionTool:
+    name = str(name_override or getattr(function, "__name__", repr(function)))
     documentation = docstring_parser.parse(inspect.getdoc(function) or "")
-    if not documentation.short_description:
+    paragraphs = [documentation.short_description, documentation.long_description]
+    description = description_override or "\n\n".join(p for p in paragraphs if p)
+    if not description:
         raise ToolDefinitionError(
             f"tool {name!r} has no docstring: the model needs one sentence on what the tool does"
         )
@@ -102,12 +181,29 @@ def function_tool(function: Callable[..., Any]) -> FunctionTool:
         schema = without_titles(arguments_model.model_json_schema())
     except PydanticInvalidForJsonSchema as error:
         raise ToolDefinitionError(f"tool {name!r}: {error.message}") from None
-    parameters = {"type": "object", "properties": schema.get("properties", {})}
+    _require_defaults(name, function, schema)
+    parameters: dict[str, Any] = {"type": "object", "properties": schema.get("properties", {})}
     if schema.get("required"):
         parameters["required"] = schema["required"]
-    paragraphs = [documentation.short_description, documentation.long_description]
-    description = "\n\n".join(p for p in paragraphs if p)
-    return FunctionTool(name, description, parameters, function, arguments_model)
+    return FunctionTool(name, description, canonical(parameters), function, arguments_model)
+
+
+def _require_defaults(name: str, function: Callable[..., Any], schema: dict[str, Any]) -> None:
+    """Check that the model is told of every default as it is."""
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is parameter.empty or isinstance(parameter.default, FieldInfo):
+            continue
+        shown = schema.get("properties", {}).get(parameter.name, {})
+        try:
+            json.dumps(shown.get("default"), allow_nan=False)
+            told = "default" in shown
+        except ValueError:
+            told = False
+        if not told:
+            raise ToolDefinitionError(
+                f"tool {name!r}: the default of {parameter.name!r}, {parameter.default!r}, cannot "
+                "be said in JSON; make it None and put the real one in the function"
+            )
 
 
 def _arguments_model(
@@ -116,7 +212,10 @@ def _arguments_model(
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise ToolDefinitionError(f"tool {name!r} has an unknown annotation: {error}") from None
+        raise UnknownAnnotationError(
+            f"tool {name!r} has an unknown annotation: {error}; import it also where no type "
+            "checker runs"
+        ) from None
     fields: dict[str, Any] = {}
     for at, parameter in enumerate(inspect.signature(function).parameters.values()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -166,6 +265,8 @@ def without_titles(schema: dict[str, Any]) -> dict[str, Any]:
         return {
             key: {name: resolve(sub, seen) for name, sub in value.items()}
             if key == "properties"
+            else value
+            if key in GIVEN
             else resolve(value, seen)
             for key, value in node.items()
             if not (key == "title" and isinstance(value, str)) and key != "$defs"

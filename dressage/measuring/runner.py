@@ -1,6 +1,8 @@
 """Runs a job's rewards on finished rollouts, all side by side."""
 
+import json
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,10 +13,15 @@ from dressage.authoring.measure import MeasureContext
 from dressage.measuring.judge import Judge
 from dressage.sandbox.pool import TIME_IS_OVER, WorkerPool
 from dressage.sandbox.process import Failure, Outcome, Worker
-from dressage.spec.chat import Message
+from dressage.seeds import derived_seed
 from dressage.spec.measure import LlmJudge, RewardSpec
 
 JUDGE_THREADS = 8
+TRL_KEYWORDS = (
+    *("prompts", "completions", "completion_ids", "trainer_state", "environments"),
+    *("log_metric", "log_extra"),
+)
+NOT_APPLICABLE = "does not apply to this rollout"  # None of a reward function, as in TRL
 MAY_PASS_NEXT_TIME = (Failure.CRASHED, Failure.TIMED_OUT)
 
 
@@ -28,6 +35,10 @@ class MeasureRunner:
         timeout: Seconds for one call of a measure.
         judge_key: The bearer token for judges.
         until: A time of `time.monotonic()` after which nothing more is measured.
+        seed: Of what the suite's code draws.
+
+    Attributes:
+        logged: What reward functions have logged, by metric; whoever reads it empties it.
     """
 
     def __init__(
@@ -38,8 +49,10 @@ class MeasureRunner:
         timeout: float,
         judge_key: str | None = None,
         until: float | None = None,
+        seed: int = 0,
     ) -> None:
-        self._until = until
+        self._until, self._seed = until, seed
+        self.logged: dict[str, list[float]] = defaultdict(list)
         self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
         self._judges = {
             at: Judge(reward.measure, api_key=judge_key)
@@ -48,15 +61,25 @@ class MeasureRunner:
         }
 
     def run(
-        self, contexts: Sequence[MeasureContext], workers: Sequence[Worker | None]
+        self,
+        contexts: Sequence[MeasureContext],
+        workers: Sequence[Worker | None],
+        *,
+        completion_ids: Sequence[list[int]] | None = None,
+        state: dict[str, Any] | None = None,
     ) -> list[list[Outcome]]:
         """Outcomes by rollout, each in the order of the rewards.
 
         Args:
             contexts: What the measures may look at, one for each rollout.
             workers: The process of each rollout's environment, or None.
+            completion_ids: Tokens of each rollout, for reward functions.
+            state: TRL's `trainer_state`, for reward functions: `global_step` and others.
         """
-        rounds = [self._round(at, contexts, workers) for at in range(len(self._rewards))]
+        more: dict[str, Any] = {"trainer_state": state or {}}
+        if completion_ids is not None:
+            more["completion_ids"] = list(completion_ids)
+        rounds = [self._round(at, contexts, workers, more) for at in range(len(self._rewards))]
         return [list(outcomes) for outcomes in zip(*rounds, strict=True)]
 
     def close(self) -> None:
@@ -65,7 +88,11 @@ class MeasureRunner:
             judge.close()
 
     def _round(
-        self, at: int, contexts: Sequence[MeasureContext], workers: Sequence[Worker | None]
+        self,
+        at: int,
+        contexts: Sequence[MeasureContext],
+        workers: Sequence[Worker | None],
+        more: dict[str, Any],
     ) -> list[Outcome]:
         """One reward on all rollouts: an environment takes one call after the other."""
         reward = self._rewards[at]
@@ -73,10 +100,19 @@ class MeasureRunner:
             with ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge") as threads:
                 return list(threads.map(partial(self._judged, at), contexts))
         if reward.function is not None:
-            return self._function(reward.function, contexts)
+            return self._function(reward.function, contexts, workers, more)
         if isinstance(reward.measure, str):
-            call: dict[str, Any] = {"call": "measure", "name": reward.measure}
-            return self._in_sandbox([{**call, "context": _crossing(c)} for c in contexts], workers)
+            name = reward.measure
+            requests = [
+                {
+                    "call": "measure",
+                    "name": name,
+                    "context": _crossing(c),
+                    "seed": self._seed_of(name, c),
+                }
+                for c in contexts
+            ]
+            return self._in_sandbox(requests, workers)
         assert reward.measure
         call = {"call": "builtin", "measure": reward.measure.model_dump(mode="json", by_alias=True)}
         apart: list[Worker | None] = [None] * len(contexts)
@@ -88,40 +124,67 @@ class MeasureRunner:
         return self._judges[at].verdict(context)
 
     def _in_sandbox(
-        self, requests: Sequence[dict[str, Any]], workers: Sequence[Worker | None]
+        self,
+        requests: Sequence[dict[str, Any]],
+        workers: Sequence[Worker | None],
+        *,
+        rollouts: int = 1,
     ) -> list[Outcome]:
         calls = list(zip(workers, requests, strict=True))
-        outcomes = self._pool.run(calls, self._timeout, until=self._until)
+        timeout = self._timeout * rollouts
+        outcomes = self._pool.run(calls, timeout, until=self._until)
         again = [
             at
             for at, outcome in enumerate(outcomes)
             if outcome.failure in MAY_PASS_NEXT_TIME and not workers[at]
         ]
-        repeated = self._pool.run([calls[at] for at in again], self._timeout, until=self._until)
+        repeated = self._pool.run([calls[at] for at in again], timeout, until=self._until)
         for at, outcome in zip(again, repeated, strict=True):
             outcomes[at] = outcome
         return outcomes
 
-    def _function(self, name: str, contexts: Sequence[MeasureContext]) -> list[Outcome]:
-        """A reward function sees all rollouts at once, as TRL's do."""
+    def _function(
+        self,
+        name: str,
+        contexts: Sequence[MeasureContext],
+        workers: Sequence[Worker | None],
+        more: dict[str, Any],
+    ) -> list[Outcome]:
+        """A reward function sees all rollouts at once, as TRL's do, and has time for each."""
         request = {
             "call": "reward_function",
             "name": name,
-            "prompts": [_until_answer(context.messages) for context in contexts],
-            "completions": [
-                context.messages[len(_until_answer(context.messages)) :] for context in contexts
-            ],
+            "prompts": [c.messages[: c.prompt_length] for c in contexts],
+            "completions": [c.messages[c.prompt_length :] for c in contexts],
             "columns": _columns(contexts),
+            "seed": self._seed_of(name, contexts[0]),
+            **more,
         }
-        (outcome,) = self._in_sandbox([request], [None])
+        if any(workers):
+            request["environments"] = self._snapshots(workers)
+        (outcome,) = self._in_sandbox([request], [None], rollouts=len(contexts))
         if outcome.failure:
             return [outcome] * len(contexts)
+        for metric, value in outcome.value["metrics"].items():
+            self.logged[metric].append(value)
         return [
-            Outcome(failure=Failure.RAISED, message=f"{name} returned None for this rollout")
-            if value is None
-            else Outcome(value={"value": value, "reason": ""})
-            for value in outcome.value
+            Outcome(value={"value": value, "reason": NOT_APPLICABLE if value is None else ""})
+            for value in outcome.value["rewards"]
         ]
+
+    def _snapshots(self, workers: Sequence[Worker | None]) -> list[str | None]:
+        """The environments as they are now, as the sandbox gives and takes them."""
+        there = [worker for worker in workers if worker]
+        calls: list[tuple[Worker | None, dict[str, Any]]] = [
+            (worker, {"call": "snapshot"}) for worker in there
+        ]
+        found = iter(self._pool.run(calls, self._timeout, until=self._until))
+        return [next(found).value if worker else None for worker in workers]
+
+    def _seed_of(self, name: str, context: MeasureContext) -> int:
+        """The same for all rollouts of a case."""
+        case = json.dumps([context.input, context.expect], sort_keys=True, default=str)
+        return derived_seed(self._seed, name, case)
 
 
 def _crossing(context: MeasureContext) -> dict[str, Any]:
@@ -131,14 +194,8 @@ def _crossing(context: MeasureContext) -> dict[str, Any]:
     return {**content, "final": context.final.text}
 
 
-def _until_answer(messages: list[Message]) -> list[Message]:
-    """The prompt: everything before the agent's first own turn after the last user message."""
-    users = [at for at, message in enumerate(messages) if message["role"] == "user"]
-    return messages[: users[-1] + 1] if users else []
-
-
 def _columns(contexts: Sequence[MeasureContext]) -> dict[str, list[Any]]:
     """What cases carry besides their input, as TRL passes dataset columns."""
-    rows = [{**context.metadata, **context.expect} for context in contexts]
-    names = sorted({name for row in rows for name in row} - {"prompts", "completions"})
+    rows = [{**context.metadata, **context.expect, **context.extra} for context in contexts]
+    names = sorted({name for row in rows for name in row} - set(TRL_KEYWORDS))
     return {name: [row.get(name) for row in rows] for name in names}

@@ -1,6 +1,7 @@
 """Built-in measures: a finished rollout in, a verdict out. An empty answer never scores."""
 
 import unicodedata
+from dataclasses import replace
 from decimal import Decimal
 from functools import singledispatch
 from typing import Any
@@ -27,6 +28,7 @@ from dressage.spec.measure import (
 )
 
 REGEX_SECONDS = 1.0
+MANNER = (LengthLimit, NoToolErrors, ToolNotCalled)
 TOLERANCE = 1e-6  # of numbers that are not whole, unless the measure says otherwise
 
 
@@ -41,7 +43,9 @@ def evaluate(spec: BuiltinMeasure, context: MeasureContext) -> MeasureResult:
         MissingExpectation: The case lacks the field to compare with. The measure has failed then,
             not the rollout.
     """
-    return _verdict(spec, context)
+    verdict = _verdict(spec, context)
+    # How an answer was made or put is no sign that it is right, so it does not decide that.
+    return replace(verdict, passed=None) if isinstance(spec, MANNER) else verdict
 
 
 @singledispatch

@@ -1,21 +1,28 @@
 """Import a suite's code and find what is in it. Only ever run inside the sandbox."""
 
+import asyncio
 import importlib
 import importlib.util
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dressage.authoring.agents_sdk import from_sdk, is_sdk_tool
-from dressage.authoring.environment import Environment, environment_tools
+from dressage.authoring.environment import environment_tools, is_environment
 from dressage.authoring.errors import AuthoringError
 from dressage.authoring.measure import Measure
 from dressage.authoring.reward_function import RewardFunction
 from dressage.authoring.rollout_func import RolloutFunction
-from dressage.authoring.tool import FunctionTool
+from dressage.authoring.tool import FunctionTool, PendingTool
+
+IMPORT_SECONDS = 45  # the host waits a little longer
 
 
 class CodeError(AuthoringError):
@@ -30,7 +37,7 @@ class Code:
     measures: dict[str, Measure] = field(default_factory=dict)
     reward_functions: dict[str, RewardFunction] = field(default_factory=dict)
     rollout_funcs: dict[str, RolloutFunction] = field(default_factory=dict)
-    environments: dict[str, type[Environment]] = field(default_factory=dict)
+    environments: dict[str, type] = field(default_factory=dict)
 
     def contents(self) -> dict[str, Any]:
         """What the outside may know: names and schemas."""
@@ -57,13 +64,18 @@ def load_code(folder: Path) -> Code:
     """
     sys.path.insert(0, str(folder))
     code = Code()
-    for file in sorted(folder.glob("*.py")):
+    for file in [*sorted(folder.glob("*.py")), *_in_packages(folder)]:
         try:
-            module = _import(file)
+            with _limited():
+                module = _import(file, folder)
         except (Exception, SystemExit) as error:  # noqa: BLE001  a foreign module may raise anything
             raise CodeError(_where(error, folder, file)) from None
-        for found in vars(module).values():
-            _register(code, found, file)
+        _require_forkable(module, file)
+        try:
+            for found in list(vars(module).values()):
+                _register(code, found, file)
+        except AuthoringError as error:
+            raise CodeError(str(error)) from None
     try:
         code.contents()
     except AuthoringError as error:
@@ -71,8 +83,61 @@ def load_code(folder: Path) -> Code:
     return code
 
 
-def _import(file: Path) -> ModuleType:
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Interrupt an import that does not end, where it is then."""
+
+    def over(_signal: int, _frame: Any) -> None:
+        raise TimeoutError(f"its import takes longer than {IMPORT_SECONDS} seconds")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, IMPORT_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _require_forkable(module: ModuleType, file: Path) -> None:
+    """Calls run in processes that are forked from this one: threads and open loops stay behind.
+
+    Raises:
+        CodeError: The module has started some.
+    """
+    started = [t.name for t in threading.enumerate() if t is not threading.main_thread()]
+    loops = [n for n, v in vars(module).items() if isinstance(v, asyncio.AbstractEventLoop)]
+    if started:
+        raise CodeError(
+            f"{file.name}: its import starts threads ({', '.join(started)}), which no call would "
+            "have; start them inside of functions"
+        )
+    if loops:
+        raise CodeError(
+            f"{file.name}: {loops[0]!r} is an event loop made at import, which calls cannot share; "
+            "write `async def` functions, or make it inside of them"
+        )
+
+
+def _in_packages(folder: Path) -> list[Path]:
+    """Modules of the suite's packages: folders with an `__init__.py`, at any depth."""
+    return [
+        file
+        for file in sorted(folder.rglob("*.py"))
+        if file.parent != folder
+        and all(
+            (place / "__init__.py").is_file()
+            for place in (file.parent, *file.parent.parents)
+            if place != folder and place.is_relative_to(folder)
+        )
+    ]
+
+
+def _import(file: Path, folder: Path) -> ModuleType:
     """The module of a file, also where Python has another one of its name."""
+    if file.parent != folder:
+        parts = file.relative_to(folder).with_suffix("").parts
+        return importlib.import_module(".".join(p for p in parts if p != "__init__"))
     loaded = sys.modules.get(file.stem)
     taken = loaded is not None and getattr(loaded, "__file__", None) != str(file)
     if not taken and file.stem not in sys.stdlib_module_names:
@@ -87,7 +152,11 @@ def _import(file: Path) -> ModuleType:
 
 
 def _register(code: Code, found: Any, file: Path) -> None:
-    if is_sdk_tool(found):
+    if isinstance(found, PendingTool):
+        found = found.resolved()
+        code.tools.setdefault(found.name, found)
+        same = code.tools[found.name].function is found.function
+    elif is_sdk_tool(found):
         same = code.tools.setdefault(found.name, from_sdk(found)).function is found.on_invoke_tool
     elif isinstance(found, FunctionTool):
         same = code.tools.setdefault(found.name, found) is found
@@ -97,7 +166,7 @@ def _register(code: Code, found: Any, file: Path) -> None:
         same = code.rollout_funcs.setdefault(found.name, found) is found
     elif isinstance(found, RewardFunction):
         same = code.reward_functions.setdefault(found.name, found) is found
-    elif isinstance(found, type) and issubclass(found, Environment) and found is not Environment:
+    elif is_environment(found):
         same = code.environments.setdefault(found.__name__, found) is found
     else:
         return
@@ -117,4 +186,10 @@ def _where(error: BaseException, folder: Path, file: Path) -> str:
     ]
     place = f"{Path(frames[-1].filename).name} line {frames[-1].lineno}" if frames else file.name
     kind = "" if isinstance(error, AuthoringError) else f"{type(error).__name__}: "
-    return f"{place}: {kind}{error}"
+    way_out = ""
+    if isinstance(error, ModuleNotFoundError):
+        way_out = (
+            "; a suite has what the service's own Python has: put the package's files into the "
+            "suite, or ask the operator to install it there and on the workers"
+        )
+    return f"{place}: {kind}{error}{way_out}"

@@ -1,5 +1,6 @@
 """Workers that share the calls of many rollouts."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -10,6 +11,9 @@ from typing import Any
 
 from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError, Worker
 
+log = logging.getLogger(__name__)
+
+MAX_TOLD = 50  # calls of a pool whose prints are shown
 TIME_IS_OVER = Outcome(failure=Failure.TIMED_OUT, message="the time for all of them is over")
 Call = tuple[Worker | None, dict[str, Any]]
 
@@ -22,6 +26,7 @@ class WorkerPool:
         # Tools and measures never share a process: what a tool has patched judges nothing.
         self._idle: dict[str, list[Worker]] = defaultdict(list)
         self._lock = threading.Lock()
+        self._told = 0
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="sandbox")
 
     def run(
@@ -40,7 +45,19 @@ class WorkerPool:
             left = timeout if until is None else min(timeout, until - time.monotonic())
             return self._call(call[0], call[1], left) if left > 0 else TIME_IS_OVER
 
-        return list(self._threads.map(one, calls))
+        outcomes = list(self._threads.map(one, calls))
+        for (_, request), outcome in zip(calls, outcomes, strict=True):
+            if outcome.printed:
+                self._tell(request.get("name") or request["call"], outcome.printed)
+        return outcomes
+
+    def _tell(self, name: str, printed: str) -> None:
+        """Show what the suite's code prints, as long as it is little."""
+        self._told += 1
+        if self._told <= MAX_TOLD:
+            log.info("%s printed: %s", name, printed)
+        if self._told == MAX_TOLD:
+            log.warning("the suite's code prints a lot; nothing more of it is shown")
 
     def close(self) -> None:
         """End the workers of the pool and the sandbox."""

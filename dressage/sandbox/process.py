@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,7 @@ class Outcome:
     value: Any = None
     failure: Failure | None = None
     message: str = ""
+    printed: str = ""
 
 
 class SandboxStartError(RuntimeError):
@@ -266,6 +267,8 @@ class Worker:
             self.kill()
             return Outcome(failure=Failure.CRASHED, message=self._sandbox.why_ended())
         outcome = _outcome(answer, request["call"])
+        if outcome and isinstance(answer.get("printed"), str):
+            outcome = replace(outcome, printed=answer["printed"])
         if outcome is None:
             self.kill()
             return Outcome(failure=Failure.CRASHED, message="the process does not keep to its form")
@@ -309,15 +312,22 @@ def _fits(call: str, value: Any) -> bool:
             and isinstance(value.get("reason"), str)
             and isinstance(value.get("value"), float | int)
             and 0 <= value["value"] <= 1
+            and value.get("passed") in (None, True, False)
         )
     if call == "tool":
         return isinstance(value, str)
     if call == "open":
         return value is None or isinstance(value, str)
     if call == "reward_function":
-        return isinstance(value, list) and all(
-            v is None or isinstance(v, float | int) for v in value
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("rewards"), list)
+            and isinstance(value.get("metrics"), dict)
+            and all(v is None or isinstance(v, float | int) for v in value["rewards"])
+            and all(isinstance(v, float | int) for v in value["metrics"].values())
         )
+    if call == "snapshot":
+        return isinstance(value, str)
     if call == "rollout_func":
         return isinstance(value, dict)
     if call == "render":
@@ -364,7 +374,8 @@ def _environment(work: Path) -> dict[str, str]:
     return {
         **kept,
         **dict.fromkeys(("HOME", "TMPDIR"), str(work)),
-        **{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"},
+        # Hashes of texts, and with them the order of sets, are the same in every process.
+        **{"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
     }
 
 

@@ -1,21 +1,29 @@
 """One process that answers the calls of one socket, a JSON request a line."""
 
 import asyncio
+import base64
 import contextlib
+import io
 import json
 import os
+import pickle
 import queue
+import random
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from importlib import import_module
+from inspect import isawaitable
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
 
-from dressage.authoring.environment import Environment, EnvironmentCase
+from dressage.authoring.agents_sdk import SdkToolFailed
+from dressage.authoring.environment import EnvironmentCase, reset
 from dressage.authoring.errors import MeasureTypeError, ScoreRangeError, ToolArgumentsError
 from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
 from dressage.authoring.tool import function_tool
@@ -24,7 +32,11 @@ from dressage.sandbox.loading import Code
 from dressage.spec.chat import Message
 from dressage.spec.measure import BuiltinMeasure
 
-MAX_REASON = 2000
+MAX_REASON, MAX_PRINTED = 2000, 2000
+SANDBOXED = (
+    " (in the sandbox a call writes below its own folder only, which `tempfile` uses; there is no "
+    "shared memory, so no Queue, Pool or Lock of multiprocessing: threads and subprocesses work)"
+)
 BUILTIN: TypeAdapter[BuiltinMeasure] = TypeAdapter(BuiltinMeasure)
 
 
@@ -33,9 +45,10 @@ class Worker:
 
     def __init__(self, code: Code, connection: socket.socket) -> None:
         self._code, self._connection = code, connection
-        self._environment: Environment | None = None
+        self._environment: Any = None
         self._id = ""  # of the call that is being answered
         self._requests: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._printed = _Printed()
         # One loop for all calls: an environment may keep connections open between them.
         self._loop = asyncio.new_event_loop()
 
@@ -47,11 +60,15 @@ class Worker:
         while True:
             request = self._requests.get()
             self._id = request["id"]
+            _draw_from(request.get("seed"))
+            sys.stdout = sys.stderr = self._printed = _Printed()
             try:
-                value = self._loop.run_until_complete(self._answer(request))
+                value = self._answer(request)
                 self._send({"value": value})
             except MissingExpectation as error:
                 self._send({"error": "missing_expectation", "message": str(error)})
+            except SdkToolFailed as error:
+                self._send({"error": "raised", "message": str(error)[:2000]})
             except ToolArgumentsError as error:
                 self._send({"error": "arguments", "message": str(error)})
             except MeasureTypeError as error:
@@ -60,24 +77,37 @@ class Worker:
                 self._send({"error": "out_of_range", "message": str(error)})
             except (Exception, SystemExit) as error:  # noqa: BLE001  foreign code may raise anything
                 message = f"{type(error).__name__}: {error}"[:2000]
+                if isinstance(error, PermissionError):
+                    message += SANDBOXED
                 self._send({"error": "raised", "message": message})
 
     def _send(self, content: dict[str, Any]) -> None:
+        printed = self._printed.taken()
+        if printed:
+            content = {**content, "printed": printed}
         send(self._connection, {**content, "id": self._id})
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    def _settled(self, value: Any) -> Any:
+        """What an async function gives in the end; plain ones have run outside of the loop."""
+        return self._loop.run_until_complete(_awaited(value)) if isawaitable(value) else value
+
+    def _answer(self, request: dict[str, Any]) -> Any:
         call = request["call"]
         if call == "tool":
             tool = (
                 function_tool(getattr(self._environment, request["name"]))
-                if self._environment
+                if self._environment is not None
                 else self._code.tools[request["name"]]
             )
-            return as_text(await tool.invoke(request["arguments"]), request["max_output"])
+            result = self._settled(tool.start(request["arguments"]))
+            if isinstance(result, AsyncIterator):
+                result = self._settled(_collected(result))
+            return as_text(result, request["max_output"])
         if call == "measure":
             context = _context(request["context"], self._environment)
-            verdict = await self._code.measures[request["name"]].evaluate(context)
-            return {"value": verdict.value, "reason": cut(str(verdict.reason))}
+            measure = self._code.measures[request["name"]]
+            verdict = measure.checked(self._settled(measure.function(context)))
+            return {**asdict(verdict), "reason": cut(str(verdict.reason))}
         if call == "builtin":
             spec = BUILTIN.validate_python(request["measure"])
             return asdict(evaluate(spec, _context(request["context"], None)))
@@ -88,18 +118,26 @@ class Worker:
             )
         if call == "reward_function":
             rewards = self._code.reward_functions[request["name"]]
-            return await rewards.evaluate(
-                request["prompts"], request["completions"], request["columns"]
-            )
+            metrics: dict[str, float] = {}
+            given = _reward_arguments(request, metrics)
+            found = self._settled(rewards.function(**given))
+            checked = rewards.checked(found, len(request["completions"]))
+            return {"rewards": checked, "metrics": metrics}
+        if call == "snapshot":
+            return base64.b64encode(pickle.dumps(self._environment)).decode()
         if call == "rollout_func":
             function = self._code.rollout_funcs[request["name"]]
-            return await function.play(request["prompts"], _AskedModel(self._ask))
+            cases = (request["cases"],) if function.takes_cases else ()
+            result = self._settled(
+                function.function(request["prompts"], _AskedModel(self._ask), *cases)
+            )
+            return function.checked(result, request["prompts"])
         if call == "open":
             self._environment = self._code.environments[request["name"]]()
-            text = await _maybe(self._environment.reset(EnvironmentCase(**request["case"])))
+            text = self._settled(reset(self._environment, EnvironmentCase(**request["case"])))
             return None if text is None else as_text(text, request["max_output"])
-        if self._environment:
-            await _maybe(self._environment.close())
+        if self._environment is not None and hasattr(self._environment, "close"):
+            self._settled(self._environment.close())
         return None
 
     def _ask(self, question: dict[str, Any]) -> Any:
@@ -113,8 +151,10 @@ class _AskedModel:
     def __init__(self, ask: Callable[[dict[str, Any]], Any]) -> None:
         self._ask = ask
 
-    def encode(self, messages: list[Message]) -> list[int]:
-        ids: list[int] = self._ask({"ask": "encode", "messages": messages})
+    def encode(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        ids: list[int] = self._ask({"ask": "encode", "messages": messages, "tools": tools})
         return ids
 
     def encode_text(self, text: str) -> list[int]:
@@ -143,8 +183,61 @@ def send(connection: socket.socket, content: dict[str, Any]) -> None:
         connection.sendall(json.dumps(content).encode() + b"\n")
 
 
-async def _maybe(value: Any) -> Any:
-    return await value if asyncio.iscoroutine(value) else value
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+async def _collected(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+def _draw_from(seed: int | None) -> None:
+    """Begin the draws of user code again: the same call draws the same, in every process."""
+    if seed is None:
+        return
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+class _Printed(io.TextIOBase):
+    """What a call prints, up to a limit."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if len(self._text) <= MAX_PRINTED:
+            self._text += text[: MAX_PRINTED + 1 - len(self._text)]
+        return len(text)
+
+    def taken(self) -> str:
+        """All of it, once."""
+        text, self._text = self._text, ""
+        return cut(text[:MAX_PRINTED]).rstrip()
+
+
+def _reward_arguments(request: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+    """Keywords as TRL has them; what is logged comes into `metrics`."""
+
+    def log_metric(name: str, value: float) -> None:
+        metrics[str(name)[:100]] = float(value)
+
+    given = {**request["columns"], "log_metric": log_metric, "log_extra": lambda *_: None}
+    names = ("prompts", "completions", "completion_ids")
+    given |= {name: request[name] for name in names if name in request}
+    given["trainer_state"] = SimpleNamespace(**request.get("trainer_state", {}))
+    if "environments" in request:
+        given["environments"] = [_environment_of(kept) for kept in request["environments"]]
+    return given
+
+
+def _environment_of(kept: str | None) -> Any:
+    """An environment out of another process of this sandbox, as its rollout left it."""
+    return None if kept is None else pickle.loads(base64.b64decode(kept))
 
 
 def cut(reason: str) -> str:
@@ -177,7 +270,7 @@ def _of_arrays(value: Any) -> Any:
     raise TypeError(f"a tool returned {type(value).__name__}, which JSON has no form for")
 
 
-def _context(data: dict[str, Any], environment: Environment | None) -> MeasureContext:
+def _context(data: dict[str, Any], environment: Any) -> MeasureContext:
     return MeasureContext(
         **{
             **data,

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from dressage.spec.base import Spec
 from dressage.spec.chat import ToolFunction
+from dressage.spec.tool_schema import for_ollama
 
 
 def canonical_model_name(name: str) -> str:
@@ -22,7 +23,9 @@ def canonical_model_name(name: str) -> str:
     name = name.strip()
     if name.startswith(("/", ".", "~")):
         return name
-    name = re.sub(r"^(?:litellm/)?(?:(?:ollama_chat|ollama|huggingface)/)?", "", name)
+    name = re.sub(r"^litellm/", "", name)
+    name = re.sub(r"^(?:ollama_chat|ollama)/", "", name)
+    name = re.sub(r"^huggingface/(?=[^/]+/)", "", name)  # of itself an owner, too
     name = re.sub(r"^(?:https?://)?(?:hf\.co|huggingface\.co)/", "", name)
     name = name.split(":", 1)[0]
     return re.sub(r"-GGUF$", "", name, flags=re.IGNORECASE)
@@ -74,6 +77,12 @@ class AgentSpec(Spec):
         description="The chat template's `enable_thinking`; its own default unless given.",
     )
 
+    tool_schema: Literal["whole", "ollama"] = Field(
+        default="whole",
+        description="What the model is shown of a tool's schema: all of it, or what Ollama shows "
+        "(no `default`, `minimum`, `additionalProperties` …), which an export to Ollama asks for.",
+    )
+
     def tool_schemas(
         self, tools: Sequence[ToolFunction], environments: Sequence[dict[str, Any]]
     ) -> list[ToolFunction]:
@@ -87,9 +96,11 @@ class AgentSpec(Spec):
             KeyError: The code has no such tool or environment.
         """
         if self.environment:
-            return list({e["name"]: e["tools"] for e in environments}[self.environment])
-        by_name = {tool["name"]: tool for tool in tools}
-        return [by_name[name] for name in self.tools]
+            found = list({e["name"]: e["tools"] for e in environments}[self.environment])
+        else:
+            by_name = {tool["name"]: tool for tool in tools}
+            found = [by_name[name] for name in self.tools]
+        return [for_ollama(tool)[0] for tool in found] if self.tool_schema == "ollama" else found
 
     @model_validator(mode="after")
     def _one_source_of_tools(self) -> Self:
@@ -100,6 +111,17 @@ class AgentSpec(Spec):
         if self.rollout_func and (self.environment or self.tools):
             raise ValueError("a rollout_func plays alone: leave tools and environment out")
         return self
+
+    @field_validator("model")
+    @classmethod
+    def _has_an_owner(cls, name: str) -> str:
+        canonical = canonical_model_name(name)
+        if re.match(r"(?:litellm/)?(?:ollama_chat|ollama)/", name) and "/" not in canonical:
+            raise ValueError(
+                f"{name!r} is a name of Ollama's library; give the model's name on the hub, "
+                "Org/Name, or hf.co/Org/Name-GGUF"
+            )
+        return name
 
     @field_validator("tools")
     @classmethod

@@ -18,6 +18,7 @@ class ArtifactKind(StrEnum):
     GGUF = "gguf"
     GGUF_ADAPTER = "gguf_adapter"
     TENSORBOARD = "tensorboard"
+    TOOLS = "tools"
 
 
 def checkpoint_name(step: int) -> str:

@@ -46,6 +46,15 @@ def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Ad
                 reason="a 4-bit base cannot be trained itself: load_in_4bit implies an adapter",
             )
         )
+    if training.lora is None and training.dtype != "float32":
+        adjustments.append(
+            Adjustment(
+                field="training.dtype",
+                requested=training.dtype,
+                effective=f"float32 weights, {training.dtype} for passes and in the result",
+                reason="most weights would not move: Adam's steps are smaller than this type adds",
+            )
+        )
     accumulation = valid_accumulation(
         training.batch_size, training.gradient_accumulation, training.num_generations
     )

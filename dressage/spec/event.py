@@ -25,6 +25,7 @@ class EventType(StrEnum):
     WARNING = "warning"
     PREFLIGHT = "preflight"
     STALLED = "stalled"
+    ALIVE = "alive"
 
 
 class Event(View):
@@ -70,8 +71,11 @@ class MeasureVerdict(Spec):
     """What one measure said."""
 
     measure: str
-    value: float | None = Field(description="null: the measure itself failed.")
+    value: float | None = Field(
+        description="null: the measure failed, see `error`; or, without one, it does not apply."
+    )
     reason: str
+    passed: bool | None = Field(default=None, description="It said pass or fail; null: a number.")
     error: str | None = Field(default=None, description="How it failed: `raised`, `timed_out`, …")
 
 
@@ -91,6 +95,9 @@ class Rollout(Spec):
     verdicts: tuple[MeasureVerdict, ...]
     advantage: float | None = None
     error: str | None = Field(default=None, description="Why its environment was lost.")
+    resampled: bool = Field(
+        default=False, description="Played in place of a group without a spread of rewards."
+    )
 
 
 class RolloutPage(Spec):
@@ -108,7 +115,12 @@ class Evaluation(Spec):
     count: int
     unscored: int = Field(default=0, description="Cases left out because a measure failed.")
     mean_reward: float
-    pass_rate: float = Field(description="Share of cases in which every measure said pass.")
+    pass_rate: float | None = Field(
+        description="Share of cases that were solved; null: no reward says what that is."
+    )
+    pass_rate_of_all: float | None = Field(
+        default=None, description="The same with the cases that were left out counted as failed."
+    )
     rewards: dict[str, float] = Field(description="Reward by case id.")
     passed: dict[str, bool] = Field(description="By case id.")
     environment_cross_entropy: float | None = Field(
@@ -118,14 +130,18 @@ class Evaluation(Spec):
 
 
 class Gain(Spec):
-    """After minus before on the same cases, with a 95 % paired bootstrap interval."""
+    """After minus before on the same cases, with a 95 % paired interval (`dressage.intervals`)."""
 
     before: float
     after: float
     difference: float
-    low: float
-    high: float
+    low: float | None = Field(description="Null: too few cases for an interval.")
+    high: float | None
     count: int
+    few: bool = Field(
+        default=False,
+        description="Too few cases: there is no interval, or it is wider than 95 % ask for.",
+    )
 
 
 class Evaluations(Spec):

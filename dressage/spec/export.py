@@ -1,15 +1,43 @@
 """Follow-up tasks on a trained model."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dressage.spec.base import Spec
 
 CONVERTED = ("f32", "f16", "bf16", "q8_0")  # by the converter itself
-K_QUANTS = ("q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k")
-Quantization = Literal[
-    "f32", "f16", "bf16", "q8_0", "q2_k", "q3_k_m", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k"
+K_QUANTS = (  # by llama-quantize
+    *("q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_0", "q4_k_s", "q4_k_m", "iq4_xs"),
+    *("q5_0", "q5_k_s", "q5_k_m", "q6_k"),
+)
+
+
+def _in_small_letters(given: Any) -> Any:
+    return given.lower() if isinstance(given, str) else given
+
+
+Quantization = Annotated[
+    Literal[
+        "f32",
+        "f16",
+        "bf16",
+        "q8_0",
+        "q2_k",
+        "q3_k_s",
+        "q3_k_m",
+        "q3_k_l",
+        "q4_0",
+        "q4_k_s",
+        "q4_k_m",
+        "iq4_xs",
+        "q5_0",
+        "q5_k_s",
+        "q5_k_m",
+        "q6_k",
+    ],
+    BeforeValidator(_in_small_letters),
 ]
 PART = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}"
 OLLAMA_NAME = rf"^(?:{PART}(?::[0-9]{{1,5}})?/)?(?:{PART}/)?{PART}(?::{PART})?$"
@@ -36,6 +64,16 @@ def canonical_ollama_name(name: str) -> str:
     place, _, last = name.lower().rpartition("/")
     last = last.removesuffix(":latest")
     return f"{place}/{last}".lstrip("/").replace("/", "~").replace(":", "+")
+
+
+def without_secrets(url: str) -> str:
+    """An address as it may be shown: without the name and password that may stand in it.
+
+    >>> without_secrets("http://user:password@gpu-7:11434")
+    'http://gpu-7:11434'
+    """
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
 class _Export(Spec):
@@ -110,7 +148,9 @@ class GgufAdapterExport(_Export):
     """The adapter alone as GGUF, for a server that has its base model."""
 
     type: Literal["gguf_adapter"]
-    quantization: Literal["f32", "f16", "bf16", "q8_0"] = "f16"
+    quantization: Annotated[
+        Literal["f32", "f16", "bf16", "q8_0"], BeforeValidator(_in_small_letters)
+    ] = "f16"
     parity_cases: ParityCases = 0
 
     @property
@@ -163,7 +203,8 @@ class OllamaExport(_Export):
         default=None,
         ge=64,
         le=2**20,
-        description="Tokens; the job's longest prompt plus completion unless given.",
+        description="Tokens; what the job's longest prompt and completion need unless given, and "
+        "at least 4,096 or all that the model holds.",
     )
     parity_cases: ParityCases = 16
     on_problem: Literal["refuse", "flag"] = Field(

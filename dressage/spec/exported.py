@@ -16,10 +16,15 @@ class Registration(Spec):
     name: str
     digest: str = Field(description="Of the GGUF file that was sent.")
     base: str | None = Field(default=None, description="The model under it, for an adapter.")
-    parameters: dict[str, Any] = Field(description="Context length, stop tokens, temperature.")
+    parameters: dict[str, Any] = Field(
+        description="Context length, stop tokens, and the sampling of the evaluation."
+    )
     think: bool | None = Field(
         default=None,
         description="Send this with every chat, as it was trained; null: the model does not think.",
+    )
+    curl: str | None = Field(
+        default=None, description="A command that asks the agent with its own tools."
     )
 
 

@@ -1,6 +1,7 @@
 """`POST /jobs`: the specification, and the job as the service shows it."""
 
 from datetime import datetime
+from math import ceil
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -87,13 +88,12 @@ class JobSpec(Spec):
     resources: ResourcesSpec = ResourcesSpec()
     priority: Literal["urgent", "high", "normal", "low"] = "normal"
 
-    def planned_steps(self, case_count: int) -> int:
-        """Optimizer steps on a suite of so many cases, unless it ends early."""
+    def planned_steps(self, training_cases: int) -> int:
+        """Optimizer steps on so many cases, unless it ends early."""
         training = self.training
         if training.max_steps:
             return training.max_steps
-        cases = case_count - self.evaluation.held_out(case_count)
-        return max(1, int(training.epochs * (cases // max(1, self.cases_per_step))))
+        return max(1, ceil(training.epochs * (training_cases // max(1, self.cases_per_step))))
 
     @property
     def cases_per_step(self) -> int:
@@ -131,7 +131,9 @@ class JobSpec(Spec):
             raise ValueError("a job needs at least one measure to reward")
         names = [reward.name for reward in rewards]
         if len(set(names)) != len(names):
-            raise ValueError("a measure may be named once; add up its weights")
+            raise ValueError(
+                "a measure may be named once; add up its weights, or give each a `name`"
+            )
         return rewards
 
     @model_validator(mode="after")

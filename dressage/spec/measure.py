@@ -150,8 +150,26 @@ class RewardSpec(Spec):
     weight: float = Field(
         default=1.0,
         allow_inf_nan=False,
+        ge=-1e6,
+        le=1e6,
         description="The reward is the weighted sum; a negative weight is a penalty.",
     )
+    success: bool | None = Field(
+        default=None,
+        description="Whether it decides if a case is solved, for pass rates, gain and best "
+        "weights. Unless a reward of the job says so, the measures that say pass or fail do; where "
+        "all give numbers, each must reach 1.",
+    )
+    given_name: str | None = Field(
+        default=None,
+        alias="name",
+        min_length=1,
+        max_length=100,
+        description="What it is called in metrics and verdicts, where the measure's own name would "
+        "be there twice.",
+    )
+
+    model_config = Spec.model_config | {"serialize_by_alias": True}
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -163,12 +181,16 @@ class RewardSpec(Spec):
     def _some_weight(self) -> Self:
         if self.weight == 0:
             raise ValueError("a weight of 0 rewards nothing; leave the measure out")
+        if self.success and self.weight < 0:
+            raise ValueError("a penalty does not say that a case is solved: success needs a weight")
         return self
 
     @property
     def name(self) -> str:
         """What it is called in metrics and verdicts."""
         measure = self.measure
+        if self.given_name:
+            return self.given_name
         if measure is None:
             return str(self.function)
         if isinstance(measure, str):

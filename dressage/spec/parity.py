@@ -17,6 +17,15 @@ class ParityProblem(StrEnum):
     NEARER_TO_BASE = "nearer_to_base"
 
 
+class PromptDifference(Spec):
+    """Where a served prompt first differs from the trained one, with some text around."""
+
+    case_id: str
+    turn: int = Field(description="Of the rollout, from 0.")
+    trained: str
+    served: str
+
+
 class ParityReport(Spec):
     """The same held-out cases, greedily, through the trained model and through what is served."""
 
@@ -26,8 +35,8 @@ class ParityReport(Spec):
         description="Served minus trained, on the same cases, with a 95 % paired interval."
     )
     same_prompt: float | None = Field(
-        description="Share of cases whose first prompt has as many tokens as in training; null: "
-        "the server does not count them."
+        description="Share of prompts, every turn's, that are the trained ones as text; where a "
+        "server does not show them, of first prompts with as many tokens. Null: nor that."
     )
     same_answer: float = Field(description="Share of cases with the same first turn.")
     cut_off: float = Field(description="Share of first turns that did not end by themselves.")
@@ -42,5 +51,9 @@ class ParityReport(Spec):
     )
     distributions: int = Field(
         default=0, description="Next-token distributions that these three are means over."
+    )
+    first_difference: PromptDifference | None = None
+    notes: tuple[str, ...] = Field(
+        default=(), description="What could not be compared, and differences that are known."
     )
     problems: tuple[ParityProblem, ...] = Field(description="Empty: what is served was trained.")

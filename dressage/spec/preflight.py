@@ -20,6 +20,7 @@ class NullAgent(Spec):
     """An agent that solves nothing, and what the measures give it all the same."""
 
     name: str = Field(description="`empty`, `echo`, `stuffing`, `constant` or `truncated`.")
+    cases: int = Field(default=0, description="That it has answered.")
     mean_reward: float | None
     values: dict[str, float | None] = Field(description="Mean value by measure.")
 
@@ -48,8 +49,12 @@ class PreflightReport(Spec):
     reasons: tuple[str, ...] = Field(description="Why not `go`, a sentence each.")
     cases: int
     group_size: int
-    pass_at_1: float
-    pass_at_k: float = Field(description="Share of cases solved at least once in their group.")
+    pass_at_1: float | None = Field(
+        description="Share of rollouts that solve their case; null: no reward says what that is."
+    )
+    pass_at_k: float | None = Field(
+        description="Share of cases solved at least once in their group."
+    )
     mean_reward: float | None
     mixed_groups: float = Field(description="Groups with a spread of rewards: only they teach.")
     unscored: float = Field(description="Rollouts without a reward, because a measure failed.")

@@ -41,7 +41,12 @@ class MeasurePreview(Spec):
     suite: str = Field(min_length=1, description="`name`, `name@version` or a suite id.")
     rewards: tuple[RewardSpec, ...] = Field(min_length=1, max_length=50)
     rollouts: tuple[PreviewRollout, ...] = Field(min_length=1, max_length=100)
-    timeout: float = Field(default=10, gt=0, le=60, description="Seconds for one measure.")
+    environment: str | None = Field(
+        default=None,
+        description="An `Environment` of the suite: a fresh one is reset for each rollout, and its "
+        "tool calls are played on it, before the measures look at it.",
+    )
+    timeout: float = Field(default=10, gt=0, le=60, description="Seconds for one call.")
 
     @model_validator(mode="before")
     @classmethod

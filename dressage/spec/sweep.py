@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
 
 
 class Interval(Spec):
-    """A mean over repetitions with its 95 % Student-t interval, None for a single one."""
+    """A mean over repetitions with its 95 % Student-t interval; null for one, or for equal ones."""
 
     mean: float
     low: float | None

@@ -1,12 +1,14 @@
 """How a job trains. Names are TRL's where TRL has one; defaults are the vetted ones."""
 
 import re
-from typing import Annotated, Literal, Self
+from collections.abc import Collection
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.base import Spec
+from dressage.spec.suite import PLACES
 
 
 class LoraSpec(Spec):
@@ -17,8 +19,14 @@ class LoraSpec(Spec):
     dropout: float = Field(default=0.05, ge=0, lt=1, description="In training only.")
     target_modules: tuple[str, ...] | Literal["all-linear"] = Field(
         default="all-linear",
-        description="Names of the layers that get an adapter, or all linear ones.",
+        description="Names of the layers that get an adapter, each of which must be there; or all "
+        "linear ones, but the routers of experts. `[]` and null are all, too.",
     )
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _none_are_all(cls, given: Any) -> Any:
+        return given or "all-linear"
 
 
 class EchoSpec(Spec):
@@ -99,6 +107,11 @@ class TrainingSpec(Spec):
         ge=1,
         description="Tokens of a rollout after its prompt, results included.",
     )
+    too_long_cases: Literal["refuse", "drop"] = Field(
+        default="refuse",
+        description="Cases whose prompt leaves no room for an answer in the model's context: the "
+        "job fails and names them before its first step, or goes on without them and says so.",
+    )
     max_tool_iterations: int = Field(
         default=5,
         ge=1,
@@ -127,7 +140,9 @@ class TrainingSpec(Spec):
         description="Root of every draw: data order, adapter, sampling, environments.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="bfloat16", description="Of the weights, and of mixed precision on a GPU."
+        default="bfloat16",
+        description="Of the weights, and of mixed precision on a GPU. Without `lora` the weights "
+        "themselves are trained in float32, and stored in this type.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Trade time for memory: compute activations twice."
@@ -181,6 +196,15 @@ class TrainingSpec(Spec):
         return self
 
     @property
+    def weights_dtype(self) -> str:
+        """Of the weights while they are trained: whole ones are kept in float32.
+
+        Adam's steps are smaller than bfloat16 can add to a weight: most would never move. An
+        adapter's own weights are in float32 anyway.
+        """
+        return self.dtype if self.lora else "float32"
+
+    @property
     def result_kind(self) -> ArtifactKind:
         """What training leaves behind."""
         return ArtifactKind.ADAPTER if self.lora else ArtifactKind.MODEL
@@ -200,7 +224,11 @@ class EvaluationSpec(Spec):
     """Proof of benefit on cases that are never trained on."""
 
     holdout: float = Field(
-        default=0.2, ge=0, le=0.9, description="Share of the suite kept for evaluation; 0 = none."
+        default=0.2,
+        ge=0,
+        le=0.9,
+        description="Share of the suite kept for evaluation; 0: none. Which cases hangs on their "
+        "content, so the share is met on average, and a new version keeps its old ones apart.",
     )
     every_steps: int | None = Field(
         default=None,
@@ -217,10 +245,19 @@ class EvaluationSpec(Spec):
         default=None, ge=0, le=5, description="0 = greedy; the training temperature unless given."
     )
 
-    def held_out(self, case_count: int) -> int:
-        """How many cases of a suite are kept for evaluation: at least one, if any at all."""
-        count = round(case_count * self.holdout)
-        return max(count, 1) if self.holdout > 0 and case_count > 1 else count
+    def boundary(self, places: Collection[int]) -> int:
+        """The place (`Case.place`) below which cases are held out.
+
+        It depends on the share alone, but for small suites: both sides have a case, if there are
+        two different ones.
+
+        Args:
+            places: Of all cases of a suite.
+        """
+        if self.holdout == 0 or len(set(places)) < 2:
+            return 0
+        wanted = round(self.holdout * PLACES)
+        return min(max(wanted, min(places) + 1), max(places))
 
     @model_validator(mode="after")
     def _something_to_choose_by(self) -> Self:

@@ -138,8 +138,17 @@ def model_directory(path, template):
     ("template", "sentence"),
     [
         (None, "no chat template"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "cannot render tools"),
-        ("{{ raise_exception('no tools here') }}", "cannot render tools"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "does not show tools"),
+        (
+            "{{ tools }}{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}",
+            "does not show results of tools",
+        ),
+        ("{{ raise_exception('none at all') }}", "does not work: TemplateError: none at all"),
+        (
+            "{% for m in messages if m.role == 'system' %}{{ raise_exception('no system') }}"
+            "{% endfor %}",
+            "takes no system message",
+        ),
     ],
 )
 def test_a_model_without_tool_template_is_refused(
@@ -152,6 +161,7 @@ def test_a_model_without_tool_template_is_refused(
 
 
 TOOL_TEMPLATE = (
+    "{{ tools | tojson if tools }}"
     "{% for m in messages %}{{ m.role }}{% if MARK %} old{% endif %}: {{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n{% endfor %}"
 )
@@ -181,16 +191,16 @@ def test_a_tool_template_that_cannot_be_trained_is_refused(
         ("tokenizer_config.json", "{broken", "cannot be read"),
         ("tokenizer_config.json", "[" * 100_000, "cannot be read"),
         ("tokenizer_config.json", "[1]", "cannot be read"),
-        ("chat_template.jinja", "{% for i in range(2000000000) %}{% endfor %}", "cannot render"),
+        ("chat_template.jinja", "{% for i in range(2000000000) %}{% endfor %}", "Range too big"),
         (
             "chat_template.jinja",
             "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}"
             "{% endfor %}{% endfor %}",
             "takes longer than",
         ),
-        ("chat_template.jinja", "{{ 1 / 0 }}", "cannot render tools"),
-        ("chat_template.jinja", "{% generation %}", "cannot render tools"),
-        ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "cannot render tools"),
+        ("chat_template.jinja", "{{ 1 / 0 }}", "does not work: ZeroDivisionError"),
+        ("chat_template.jinja", "{% generation %}", "does not work: TemplateSyntaxError"),
+        ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "does not work: SecurityError"),
     ],
 )
 def test_a_hostile_model_folder_is_a_sentence(

@@ -27,8 +27,8 @@ def test_tools_and_measures_are_found_in_the_code(suite, api):
     assert suite["measures"] == ["correct_answer"]
     # A chat template renders keys in their order: it must be the one the trainer uses.
     assert json.dumps(suite["tools"][0]["parameters"]) == (
-        '{"type": "object", "properties": {"expression": {"description": "The expression.", '
-        '"type": "string"}}, "required": ["expression"]}'
+        '{"type": "object", "required": ["expression"], "properties": {"expression": '
+        '{"type": "string", "description": "The expression."}}}'
     )
     assert api.get(f"/suites/{suite['id']}").json() == suite
     assert api.get("/suites/arithmetic@1").json() == suite

@@ -28,8 +28,8 @@ def test_sync_and_async_measures():
         await asyncio.sleep(0)
         return score(0.5, context.input)
 
-    assert asyncio.run(now.evaluate(CONTEXT)).value == 1
-    assert asyncio.run(later.evaluate(CONTEXT)).value == 0.5
+    assert now.checked(now.function(CONTEXT)).value == 1
+    assert later.checked(asyncio.run(later.function(CONTEXT))).value == 0.5
 
 
 def test_a_bare_value_is_not_a_verdict():
@@ -38,7 +38,7 @@ def test_a_bare_value_is_not_a_verdict():
         return True
 
     with pytest.raises(TypeError, match="'sloppy' returned bool"):
-        asyncio.run(sloppy.evaluate(CONTEXT))
+        sloppy.checked(sloppy.function(CONTEXT))
 
 
 def test_a_measure_takes_the_context_alone():

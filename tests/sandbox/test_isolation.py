@@ -268,7 +268,7 @@ def test_a_tool_cannot_patch_a_measure(attempt, walls):
     attempt(walls, code)
     request = {"call": "measure", "name": "strict", "context": CONTEXT}
     (outcome,) = attempt.pools[0].run([(None, request)], timeout=10)
-    assert outcome.value == {"value": 0.0, "reason": "never good enough"}
+    assert outcome.value == {"value": 0.0, "reason": "never good enough", "passed": False}
 
 
 def test_the_walls_say_what_they_are(walls):

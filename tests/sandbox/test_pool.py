@@ -276,7 +276,7 @@ def test_the_context_crosses_the_pipe(pool):
     }
     request = {"call": "measure", "name": "fine", "context": context}
     (outcome,) = pool.run([(None, request)], timeout=10)
-    assert outcome.value == {"value": 1.0, "reason": "hello"}
+    assert outcome.value == {"value": 1.0, "reason": "hello", "passed": True}
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_files_may_have_the_names_of_modules_that_are_loaded_already(tmp_path):
     context = {"input": "q", "expect": {}, "final": "x", "tool_calls": []}
     request = {"call": "measure", "name": "of_json", "context": context}
     assert sandbox.measures == ["of_calendar", "of_json", "of_queue", "of_regex", "of_types"]
-    assert worker.call(request, 10).value == {"value": 1.0, "reason": "[1]"}
+    assert worker.call(request, 10).value == {"value": 1.0, "reason": "[1]", "passed": True}
     worker.kill()
     sandbox.close()
 

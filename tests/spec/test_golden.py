@@ -13,7 +13,16 @@ GOLDEN = sorted((ROOT / "tests" / "spec" / "golden").glob("*.json"))
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
 def test_a_stored_specification_still_loads(file):
     stored = json.loads(file.read_text())
-    assert JobSpec.model_validate(stored).model_dump(mode="json") == stored
+    assert kept(stored, JobSpec.model_validate(stored).model_dump(mode="json"))
+
+
+def kept(stored, loaded):
+    """Whether all that was stored is there; fields that came later may stand beside it."""
+    if isinstance(stored, dict):
+        return all(name in loaded and kept(value, loaded[name]) for name, value in stored.items())
+    if isinstance(stored, list):
+        return len(stored) == len(loaded) and all(map(kept, stored, loaded))
+    return stored == loaded
 
 
 def test_the_set_has_the_smallest_the_fullest_and_one_for_each_export():

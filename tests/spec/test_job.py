@@ -111,6 +111,10 @@ def test_every_change_is_listed_with_its_reason():
         "agent.model": ("hf.co/Org/Name-GGUF:Q8_0", "Org/Name"),
         "suite": ("arithmetic", "arithmetic@7"),
         "training.gradient_accumulation": (2, 4),
+        "training.dtype": (
+            "bfloat16",
+            "float32 weights, bfloat16 for passes and in the result",
+        ),
     }
     assert all(a.reason for a in adjustments)
 

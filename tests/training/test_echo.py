@@ -6,13 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
-from dressage.spec.training import EchoSpec
+from dressage.spec.training import EchoSpec, TrainingSpec
 from tests.training.conftest import events_of
+from worker.training.model import Head, head_of
 from worker.training.pipeline.run import run_job
-from worker.training.rollout.rollout import Rollout
+from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.update.collapse import WINDOW, CollapseDetector
 from worker.training.update.echo import (
     cross_entropy_at_one,
@@ -106,7 +108,7 @@ def test_cross_entropy_at_temperature_one_in_chunks(monkeypatch, softcap):
     head = torch.nn.Linear(4, 9, bias=False)
     hidden = torch.randn(8, 4, requires_grad=True)
     labels = torch.randint(0, 9, (8,))
-    got = cross_entropy_at_one(hidden, labels, head, softcap)
+    got = cross_entropy_at_one(hidden, labels, Head(head, 1.0, softcap))
     logits = head(hidden)
     logits = softcap * torch.tanh(logits / softcap) if softcap else logits
     expected = -torch.log_softmax(logits, -1)[torch.arange(8), labels]
@@ -193,30 +195,105 @@ def feed(detector, steps, **values):
 
 def test_a_collapse_is_noticed_once_per_window():
     detector = CollapseDetector()
-    assert not any(feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8))
-    alarms = feed(detector, WINDOW, loss=0.5, reward=0.1, entropy=0.1)
+    assert not any(feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, spread=0.49, entropy=0.8))
+    alarms = feed(detector, WINDOW, loss=0.5, reward=0.1, spread=0.3, entropy=0.1)
     assert sum(alarms) == 1
 
 
 @pytest.mark.parametrize(
     "healthy",
     [
-        {"loss": 0.5, "reward": 0.9, "entropy": 0.1},  # learning: narrower, but better
-        {"loss": 0.5, "reward": 0.1, "entropy": 0.8},  # worse, but still exploring
-        {"loss": 3.0, "reward": 0.1, "entropy": 0.1},  # not ECHO's doing
+        {
+            "loss": 0.5,
+            "reward": 0.9,
+            "spread": 0.3,
+            "entropy": 0.1,
+        },  # learning: better
+        {"loss": 0.5, "reward": 0.1, "spread": 0.3, "entropy": 0.8},  # worse, but still exploring
+        {"loss": 3.0, "reward": 0.1, "spread": 0.3, "entropy": 0.1},  # not ECHO's doing
     ],
 )
 def test_what_is_no_collapse(healthy):
     detector = CollapseDetector()
-    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8)
+    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, spread=0.49, entropy=0.8)
     assert not any(feed(detector, 3 * WINDOW, **healthy))
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [(-5.0, 0.0)] * (2 * WINDOW) + [(-5.0, 0.0)] * WINDOW,  # constant
+        [(-10.0 + n / 10, 1.0) for n in range(3 * WINDOW)],  # negative, and rising
+        [(0.6, 0.49)] * (2 * WINDOW) + [(float("nan"), 0.49)] * WINDOW,  # not known
+    ],
+)
+def test_rewards_of_any_sign_and_scale_are_no_collapse_by_themselves(rewards):
+    detector = CollapseDetector()
+    for at, (reward, spread) in enumerate(rewards):
+        late = at >= 2 * WINDOW
+        values = {"loss": 0.5, "entropy": 0.1} if late else {"loss": 2.0, "entropy": 0.8}
+        assert not detector.observe(reward=reward, spread=spread, **values)
+
+
+def test_a_collapse_of_negative_rewards_is_noticed():
+    detector = CollapseDetector()
+    feed(detector, 2 * WINDOW, loss=2.0, reward=-1.0, spread=0.5, entropy=0.8)
+    assert any(feed(detector, WINDOW, loss=0.5, reward=-2.0, spread=0.5, entropy=0.1))
+
+
+def test_one_step_that_is_no_number_does_not_switch_the_guardrail_off():
+    detector = CollapseDetector()
+    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, spread=0.49, entropy=0.8)
+    feed(detector, 1, loss=float("nan"), reward=0.6, spread=0.49, entropy=0.8)
+    assert any(feed(detector, WINDOW, loss=0.5, reward=0.1, spread=0.3, entropy=0.1))
+
+
+@pytest.mark.parametrize(
+    ("family", "scaling"),
+    [("granite", {"logits_scaling": 8.0}), ("cohere", {"logit_scale": 0.0625}), ("gemma2", {})],
+)
+def test_the_head_of_each_family_makes_the_logits_that_the_model_makes(family, scaling):
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        pad_token_id=0,
+        **scaling,
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        whole = model(ids).logits
+        ours = head_of(model)(model.base_model(ids).last_hidden_state)
+    assert torch.allclose(ours, whole.float(), atol=1e-5)
+    labels = torch.tensor([7, 8, 9, 10, 11])
+    expected = torch.nn.functional.cross_entropy(whole[0].float(), labels, reduction="none")
+    hidden = model.base_model(ids).last_hidden_state[0]
+    assert torch.allclose(cross_entropy_at_one(hidden, labels, head_of(model)), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("stop", "lost", "counts"),
+    [("completed", None, 2), ("max_completion_length", None, 0), ("completed", "gone", 0)],
+)
+def test_what_teaches_nothing_teaches_echo_nothing(stop, lost, counts):
+    rollout = Rollout(Case(id="c", input="q"), 0, [], [1], stop_reason=StopReason(stop), lost=lost)
+    rollout.append([5, 6, 7], [TokenRole.ACTION, TokenRole.OBSERVATION, TokenRole.OBSERVATION])
+    term = EchoTerm(TrainingSpec(echo=EchoSpec()), run=None)
+    assert term.weights([rollout]).sum() == counts
 
 
 def test_the_detector_survives_a_checkpoint():
     detector = CollapseDetector()
-    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, entropy=0.8)
+    feed(detector, 2 * WINDOW, loss=2.0, reward=0.6, spread=0.49, entropy=0.8)
     again = CollapseDetector(**detector.state())
-    values = {"loss": 0.5, "reward": 0.1, "entropy": 0.1}
+    values = {"loss": 0.5, "reward": 0.1, "spread": 0.3, "entropy": 0.1}
     assert feed(again, WINDOW, **values) == feed(detector, WINDOW, **values)
 
 
@@ -240,7 +317,7 @@ def test_tools_have_weights_of_their_own_and_warning_lines_none(tokenizer, forge
     rollout.append([5, 6], [TokenRole.ACTION] * 2)
     rollout.append_results(suffix, [name for name, _ in results])
     spec = EchoSpec(tool_weights={"search": 0.5}, ignore_lines="(?i)^warning")
-    term = EchoTerm(spec, temperature=1.0, horizon=10, run=None)
+    term = EchoTerm(TrainingSpec(echo=spec), run=None)
     weights = term.weights([rollout])
     assert observed_text(weights, rollout, tokenizer, 1.0) == f"42{forged}\n7"
     assert observed_text(weights, rollout, tokenizer, 0.5) == "found"

@@ -4,7 +4,6 @@ from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
-from worker.training.process.failures import RunFailure
 from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
 from worker.training.rollout.rollout import StopReason
 from worker.training.rollout.template import ConversationTemplate
@@ -141,6 +140,8 @@ def test_the_models_context_is_a_limit_of_its_own(play):
     assert len(cut.prompt_ids) + len(cut.completion_ids) < used - 20
 
 
-def test_a_prompt_that_fills_the_context_is_named(play):
-    with pytest.raises(RunFailure, match="case 'c': its prompt has"):
-        play("x", context_tokens=50)
+def test_a_prompt_that_fills_the_context_ends_its_rollout_and_no_other(play):
+    rollout = play("x", context_tokens=50)
+    assert rollout.stop_reason == "environment_lost"
+    assert "leaves no room in the model's context of 50" in rollout.lost
+    assert len(rollout.prompt_ids) + len(rollout.completion_ids) == 50

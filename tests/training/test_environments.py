@@ -141,7 +141,7 @@ def test_state_lasts_for_one_rollout_and_belongs_to_it_alone(play, monkeypatch):
     assert results(rollouts[1]) == ["50"]
     assert [s.reward for s in scored] == [pytest.approx(0.16), pytest.approx(0.5)]
     assert sorted(closed) == [f"RuntimeError: closed with {total}" for total in (16, 50)]
-    assert all(not rollout.worker.alive for rollout in rollouts)
+    assert all(rollout.worker is None for rollout in rollouts)
 
 
 def test_reset_is_given_the_seed_of_its_case_and_may_add_to_the_prompt(play):

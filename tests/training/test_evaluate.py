@@ -1,55 +1,70 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dressage.seeds import derived_seed
+from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
 from dressage.spec.training import EvaluationSpec
-from worker.training.evaluate import paired_gain, split
-from worker.training.process.seeds import derived_seed
+from worker.training.evaluate import CaseScore, divided, gained, split, summary
 
-CASES = [Case(id=str(n), input="q") for n in range(100)]
-
-
-@pytest.mark.parametrize(("holdout", "count"), [(0, 0), (0.2, 20), (0.001, 1), (0.333, 33)])
-def test_the_share_held_out(holdout, count):
-    training, held_out = split(CASES, EvaluationSpec(holdout=holdout).held_out(len(CASES)))
-    assert len(held_out) == count
-    assert {c.id for c in training} | {c.id for c in held_out} == {c.id for c in CASES}
-    assert len(training) + len(held_out) == 100
+CASES = [Case(id=str(n), input=f"question {n}", expect={"answer": n}) for n in range(1000)]
+REWARDS = (RewardSpec(measure="right"),)
 
 
-def test_a_larger_suite_keeps_its_old_cases_on_their_side():
-    more = [*CASES, *(Case(id=f"new {n}", input="q") for n in range(100))]
-    held = {c.id for c in split(CASES, 20)[1]}
-    still = {c.id for c in split(more, 40)[1]}
-    # The cut moves a little with the share, but sides are a property of the case.
-    assert len(held & still) >= 14
+def sides(cases, **evaluation):
+    training, held_out = split(cases, EvaluationSpec(**evaluation))
+    return {case.id for case in training}, {case.id for case in held_out}
 
 
-def test_a_clear_gain_excludes_zero_and_none_does_not():
-    before = {str(n): float(n % 4 == 0) for n in range(80)}
-    after = {str(n): float(n % 4 != 3) for n in range(80)}
-    gain = paired_gain(before, after)
-    assert (gain.before, gain.after, gain.difference) == (0.25, 0.75, 0.5)
-    assert 0.38 < gain.low < 0.42
-    assert 0.58 < gain.high < 0.62
-    same = paired_gain(before, before)
-    assert (same.low, same.difference, same.high) == (0, 0, 0)
+def test_about_the_share_is_held_out_and_nothing_is_lost():
+    training, held_out = sides(CASES, holdout=0.2)
+    assert len(training) + len(held_out) == 1000
+    assert 170 < len(held_out) < 230
+    assert sides(CASES, holdout=0)[1] == set()
 
 
-def test_only_cases_of_both_count():
-    assert paired_gain({"a": 1.0}, {"b": 1.0}) is None
-    assert paired_gain({"a": 0.0, "x": 1.0}, {"a": 1.0, "y": 0.0}).count == 1
+@given(st.integers(2, 12), st.sampled_from([0.001, 0.1, 0.5, 0.9]))
+def test_both_sides_have_a_case_however_small_the_suite(count, holdout):
+    training, held_out = sides(CASES[:count], holdout=holdout)
+    assert training
+    assert held_out
 
 
-@given(
-    st.dictionaries(st.text(max_size=3), st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1)
-)
-def test_the_interval_holds_the_difference(pairs):
-    before = {case: b for case, (b, _) in pairs.items()}
-    after = {case: a for case, (_, a) in pairs.items()}
-    gain = paired_gain(before, after)
-    assert gain.low - 1e-9 <= gain.difference <= gain.high + 1e-9 or len(pairs) > 1
+def test_a_longer_suite_keeps_every_old_case_on_its_side():
+    training, held_out = sides(CASES[:500], holdout=0.2)
+    more_training, more_held_out = sides(CASES, holdout=0.2)
+    assert training < more_training
+    assert held_out < more_held_out
+
+
+def test_equal_cases_under_other_ids_are_on_one_side():
+    again = [case.model_copy(update={"id": f"again {case.id}"}) for case in CASES]
+    _, held_out = sides([*CASES, *again], holdout=0.3)
+    assert {i.removeprefix("again ") for i in held_out} == {i for i in held_out if " " not in i}
+    evaluation = EvaluationSpec(holdout=0.3, every_steps=1)
+    choosing, proof = divided(split([*CASES, *again], evaluation)[1], evaluation)
+    assert not {c.input for c in choosing} & {c.input for c in proof}
+    assert abs(len(choosing) - len(proof)) <= 2
+
+
+def scores(passed):
+    return [CaseScore(str(n), float(p), p) for n, p in enumerate(passed)]
+
+
+def test_cases_without_a_verdict_are_left_out_and_counted_as_failed_beside():
+    lost = CaseScore("lost", None, passed=False)
+    result = summary("after", 3, [*scores([True, True, False]), lost], REWARDS)
+    assert (result.count, result.unscored) == (3, 1)
+    assert (result.pass_rate, result.pass_rate_of_all) == (2 / 3, 0.5)
+
+
+def test_without_a_reward_that_can_say_it_there_is_no_pass_rate():
+    penalty = (RewardSpec(measure="slow", weight=-1),)
+    before = summary("before", 0, scores([True] * 30), penalty)
+    assert (before.pass_rate, before.passed) == (None, {})
+    gain, reward_gain = gained(before, before)
+    assert gain is None
+    assert reward_gain.difference == 0
 
 
 def test_seeds_differ_by_every_part():

@@ -18,6 +18,7 @@ from dressage.spec.export import K_QUANTS
 from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem
 from dressage.spec.status import Reason
+from dressage.spec.training import EvaluationSpec
 from tests.conftest import TINY_MODEL
 from tests.ollama_server import OllamaServer, read_gguf
 from tests.training.adapters import make_adapter
@@ -27,6 +28,7 @@ from worker.training.export.__main__ import run_export
 from worker.training.export.gguf import GgufModel, convert
 from worker.training.export.ollama import Ollama
 from worker.training.export.parity import ParityCheck
+from worker.training.export.served import agent_template
 from worker.training.process.failures import RunFailure
 from worker.training.process.user_code import user_code
 from worker.wire.export_spec import ExportRunSpec
@@ -83,10 +85,12 @@ def check(arithmetic, job, adapter):
     base = AutoModelForCausalLM.from_pretrained(TINY_MODEL, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, adapter)
     tokenizer = AutoTokenizer.from_pretrained(adapter)
-    _, held_out = split(arithmetic.cases, 40)
+    _, held_out = split(arithmetic.cases, EvaluationSpec(holdout=0.1))
     with user_code(arithmetic, network=False, size=2) as pool:
         assert isinstance(pool, WorkerPool)
-        yield ParityCheck(job, model, tokenizer, pool, held_out[:CASES])
+        tools = job.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+        template = agent_template(job.agent, tokenizer, tools)
+        yield ParityCheck(job, model, template, pool, held_out[:CASES])
 
 
 def served(path, **options):
@@ -227,7 +231,8 @@ def test_a_model_is_registered_and_answers_as_it_was_trained(export, ollama):
     assert made["system"] == "Solve the exercise. Use the calculator."
     assert made["parameters"]["stop"] == ["<|im_end|>"]
     assert made["parameters"]["temperature"] == 0.5
-    assert made["parameters"]["num_ctx"] == 256
+    # All that the model holds; 4,096 of a larger one.
+    assert made["parameters"]["num_ctx"] == 1024
     reports = manifest["result"]["parity"]
     assert [one["served"] for one in reports] == ["merged", "gguf-q8_0", "ollama:calc-agent"]
     assert [one["problems"] for one in reports] == [[], [], []]
@@ -244,7 +249,7 @@ def test_the_context_has_room_for_what_environments_add(export, ollama):
     """500 tokens, as an environment has made of a short question, and 60 to answer: 768."""
     _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url, longest_prompt=500)
     assert manifest["failure"] is None
-    assert ollama.models["calc-agent:latest"]["parameters"]["num_ctx"] == 768
+    assert ollama.models["calc-agent:latest"]["parameters"]["num_ctx"] == 1024
 
 
 def test_a_model_that_can_think_is_asked_as_it_was_trained(export, ollama, job):
@@ -333,7 +338,7 @@ def test_an_attempt_after_one_that_registered_and_was_lost_registers_the_same(ex
     _, manifest = export(spec, url=ollama.url, attempt=2)
     assert manifest["failure"] is None
     assert set(ollama.models) == {"calc-agent:latest"}
-    ollama.models["calc-agent:latest"]["digest"] = "sha256:" + "0" * 64  # somebody else's by now
+    ollama.models["calc-agent:latest"]["model_info"]["dressage.job"] = "job_2"  # another's by now
     _, manifest = export(spec, url=ollama.url, attempt=2)
     assert manifest["failure"]["reason"] == "ollama_refused"
     assert "choose another name" in manifest["failure"]["message"]
@@ -343,7 +348,7 @@ def test_a_model_of_the_export_itself_may_be_made_with_other_options(export, oll
     _, first = export(ollama_spec(parity_cases=0), url=ollama.url)
     digest = first["result"]["ollama"]["digest"]
     changed = ollama_spec(parity_cases=0, system_prompt=True, quantization="f16")
-    _, manifest = export(changed, url=ollama.url, registered=digest)
+    _, manifest = export(changed, url=ollama.url)
     assert manifest["failure"] is None
     assert ollama.models["calc-agent:latest"]["system"].startswith("Solve the exercise.")
     assert ollama.models["calc-agent:latest"]["digest"] != digest

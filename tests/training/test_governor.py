@@ -9,7 +9,7 @@ from tests.training.conftest import events_of
 from tests.training.test_preflight import GENEROUS
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
-from worker.training.update.governor import SignalGovernor, has_no_spread
+from worker.training.update.governor import SignalGovernor
 from worker.wire.checkpoints import newest_complete
 
 PICKY = """
@@ -26,7 +26,7 @@ def picky(context):
 def test_it_is_exhausted_after_so_many_dead_steps_in_a_row(steps, patience):
     governor = SignalGovernor(patience)
     for dead in steps:
-        governor.observe([[1.0, 1.0], [0.0, 0.0] if dead else [0.0, 1.0]])
+        governor.observe([False, not dead, None])
     tail = len(steps) - next((i + 1 for i in reversed(range(len(steps))) if not steps[i]), 0)
     assert governor.dead_steps == tail
     assert governor.exhausted is (tail >= patience)
@@ -34,9 +34,18 @@ def test_it_is_exhausted_after_so_many_dead_steps_in_a_row(steps, patience):
 
 def test_dropped_groups_say_nothing():
     governor = SignalGovernor(1)
-    governor.observe([[None, None], [None, 1.0]])
+    governor.observe([None, None])
     assert not governor.exhausted
-    assert not has_no_spread([None, None])
+
+
+def test_groups_whose_rollouts_are_all_cut_and_masked_teach_nothing(make_run):
+    run = make_run(training={"max_completion_length": 3, "pause_after_dead_steps": 1})
+    with pytest.raises(RunFailure, match="1 steps in a row") as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.NO_LEARNING_SIGNAL
+    (metrics,) = [m["values"] for m in events_of(run, "metrics")]
+    assert metrics["completions/clipped_ratio"] == 1.0
+    assert metrics["completions/mean_length"] == 3.0
 
 
 def test_a_run_without_signal_pauses_with_a_checkpoint_and_goes_on_from_it(make_run):

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from dressage.spec.status import Reason
 from tests.conftest import TINY_MODEL
 from tests.training.conftest import events_of
 from worker.training.pipeline.run import run_job
+from worker.training.process.boundary import run_process
 from worker.training.process.failures import RunFailure
 from worker.training.update.best import BestWeights
+from worker.training.update.callbacks import FiniteGradients
 from worker.training.update.trainer import JobTrainer
 from worker.wire.checkpoints import kept, newest_complete
-from worker.wire.run_dir import MANIFEST, PAUSE
+from worker.wire.run_dir import MANIFEST, PAUSE, RunDirectory
 
 
 def weights(run):
@@ -254,11 +257,14 @@ def test_a_measure_that_always_raises_ends_the_run_by_name(make_run):
 def test_a_measure_that_raises_sometimes_drops_groups_and_counts_them(make_run):
     code = (
         "from dressage.authoring import measure, pass_reason\n\n@measure\ndef moody(context):\n"
-        "    if len(context.final.text) % 2:\n        raise ValueError('odd')\n"
+        "    if sum(map(ord, context.input)) % 3 == 0:\n        raise ValueError('three')\n"
         "    return pass_reason('even')\n"
     )
     run = make_run(
-        code={"moody.py": code}, rewards=[{"measure": "moody"}], evaluation={"holdout": 0.2}
+        code={"moody.py": code},
+        rewards=[{"measure": "moody"}],
+        evaluation={"holdout": 0.2},
+        training={"max_steps": 4},
     )
     run_job(run)
     values = [m["values"] for m in events_of(run, "metrics")]
@@ -394,7 +400,9 @@ def test_tensorboard_files_become_an_artifact(make_run):
     run = make_run(training={"report_to": ["tensorboard"], "max_steps": 1})
     run_job(run)
     names = [file["name"] for file in json.loads((run.path / MANIFEST).read_text())["files"]]
-    assert names == ["adapter.tar", "tensorboard.tar"]
+    assert names == ["adapter.tar", "tools.json", "tensorboard.tar"]
+    (tool,) = json.loads((run.artifacts / "tools.json").read_text())
+    assert list(tool["function"]["parameters"]) == ["type", "required", "properties"]
     with tarfile.open(run.artifacts / "tensorboard.tar") as archive:
         assert any("events.out.tfevents" in name for name in archive.getnames())
 
@@ -417,3 +425,138 @@ def test_the_isolation_of_user_code_is_named(make_run, caplog):
     isolation = json.loads((run.path / MANIFEST).read_text())["result"]["isolation"]
     assert isolation.split(",")[0] in ("bubblewrap", "landlock", "limits")
     assert f"the suite's code runs behind: {isolation}" in caplog.messages
+
+
+def test_the_last_steps_have_their_metrics_whatever_logging_steps_says(make_run):
+    run = make_run(training={"max_steps": 3, "logging_steps": 2})
+    run_job(run)
+    lines = events_of(run, "metrics")
+    assert [line["step"] for line in lines] == [2, 3]
+    result = json.loads((run.path / MANIFEST).read_text())["result"]
+    assert result["final_loss"] == lines[-1]["values"]["loss"]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_short_job_without_one_scored_group_fails_with_the_measures_name(make_run, steps):
+    code = (
+        "from dressage.authoring import measure\n\n@measure\ndef bad(context):\n    return 1 / 0\n"
+    )
+    run = make_run(
+        code={"bad.py": code},
+        rewards=[{"measure": "bad"}],
+        training={"max_steps": steps},
+        evaluation={"holdout": 0},
+    )
+    with pytest.raises(RunFailure, match="the measure 'bad' fails on every rollout"):
+        run_job(run)
+
+
+def test_a_run_resumed_at_its_last_step_trains_no_more(make_run):
+    """3 steps of 7 in an epoch: the checkpoint of the last one is not trained past."""
+    whole = make_run("whole", training={"max_steps": 3, "save_steps": 3})
+    run_job(whole)
+    again = make_run("again", training={"max_steps": 3, "save_steps": 3}, previous=[whole.path])
+    run_job(again)
+    assert events_of(again, "progress") == []
+    assert all((weights(whole)[name] == value).all() for name, value in weights(again).items())
+
+
+def test_what_resampling_plays_is_stored_under_ids_of_its_own(make_run, arithmetic):
+    from tests.training.test_governor import PICKY
+
+    run = make_run(
+        code={"picky.py": PICKY},
+        rewards=[{"measure": "picky"}],
+        cases=[
+            case.model_copy(update={"metadata": {"number": number}})
+            for number, case in enumerate(arithmetic.cases[:6])
+        ],
+        training={"resample_dead_groups": 6, "max_steps": 3},
+        evaluation={"holdout": 0},
+    )
+    run_job(run)
+    rollouts = [r for r in events_of(run, "rollout") if r["phase"] == "train"]
+    assert len({r["id"] for r in rollouts}) == len(rollouts) == 3 * 8
+    assert any(r["resampled"] for r in rollouts)
+
+
+def test_cases_that_leave_no_room_are_all_named_before_the_first_step(make_run, arithmetic):
+    long = [
+        arithmetic.cases[at].model_copy(update={"input": "What is 1 + 1? " * 400}) for at in (3, 5)
+    ]
+    cases = [*arithmetic.cases[:3], long[0], arithmetic.cases[4], long[1], *arithmetic.cases[6:30]]
+    run = make_run("refused", cases=cases, evaluation={"holdout": 0})
+    with pytest.raises(RunFailure, match="2 of 30 cases have prompts that leave no room") as caught:
+        run_job(run)
+    assert caught.value.reason is Reason.SUITE_INVALID
+    assert all(repr(case.id) in caught.value.message for case in long)
+    assert not events_of(run, "rollout")
+    run = make_run(
+        "dropped",
+        cases=cases,
+        evaluation={"holdout": 0},
+        training={"too_long_cases": "drop", "max_steps": 1},
+    )
+    run_job(run)
+    (warning,) = [w for w in events_of(run, "warning") if w["code"] == "cases_dropped"]
+    assert all(repr(case.id) in warning["message"] for case in long)
+
+
+def test_patience_goes_on_where_it_was_and_a_step_counts_once(tmp_path):
+    model = torch.nn.Linear(2, 2)
+    first = BestWeights(tmp_path / "first", [])
+    assert first.offer(model, step=1, score=(0.5, 0.0))
+    assert not first.offer(model, step=2, score=(0.4, 0.0))
+    assert not first.offer(model, step=3, score=(0.5, 0.0))
+    again = BestWeights(tmp_path / "again", [tmp_path / "first"])
+    assert (again.step, again.evaluations_since) == (1, 2)
+    # Taken up at the checkpoint of step 1: steps 2 and 3 are seen again, and are no news.
+    assert not again.offer(model, step=2, score=(0.4, 0.0))
+    assert again.evaluations_since == 2
+    assert not again.offer(model, step=4, score=(0.1, 0.0))
+    assert again.evaluations_since == 3
+    again.restore(model)
+    third = BestWeights(tmp_path / "third", [tmp_path / "first", tmp_path / "again"])
+    assert (third.step, third.evaluations_since) == (1, 3)
+
+
+def test_float16_skips_a_step_that_its_scaler_skips_and_ends_when_that_does_not_stop():
+    noted = []
+    watch = FiniteGradients(lambda name, value: noted.append((name, value)))
+    model = torch.nn.Linear(1, 1)
+    model.weight.grad = torch.full((1, 1), float("inf"))
+    state, scaled = SimpleNamespace(global_step=4), SimpleNamespace(fp16=True)
+    for _ in range(19):
+        watch.on_pre_optimizer_step(scaled, state, None, model=model)
+    assert noted == [("optimizer/skipped_steps", 1.0)] * 19
+    with pytest.raises(RunFailure, match="not a number at step 5"):
+        watch.on_pre_optimizer_step(scaled, state, None, model=model)
+    with pytest.raises(RunFailure, match="not a number"):
+        FiniteGradients(print).on_pre_optimizer_step(
+            SimpleNamespace(fp16=False), state, None, model=model
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", Reason.GPU_FAILED),
+        ("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx", Reason.GPU_FAILED),
+        ("NCCL error in: ProcessGroupNCCL.cpp:1234, unhandled system error", Reason.GPU_FAILED),
+        ("mat1 and mat2 shapes cannot be multiplied", Reason.INTERNAL_ERROR),
+    ],
+)
+def test_a_fault_of_the_gpu_in_mid_run_is_its_own_reason(tmp_path, text, reason):
+    def fails(_run):
+        raise RuntimeError(text)
+
+    assert run_process(tmp_path, fails) == 1
+    assert json.loads((tmp_path / "failure.json").read_text())["reason"] == reason
+
+
+def test_of_several_processes_the_first_to_fail_has_the_word(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.fail(Reason.OUT_OF_MEMORY, "full")
+    run.fail(Reason.INTERNAL_ERROR, "connection closed by peer")
+    assert json.loads((tmp_path / "failure.json").read_text())["reason"] == "out_of_memory"
+    assert [path.name for path in tmp_path.glob("failure*")] == ["failure.json"]

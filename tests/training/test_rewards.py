@@ -51,6 +51,7 @@ def rollout(text, answer="4"):
         index=0,
         messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}],
         prompt_ids=[1],
+        prompt_length=1,
         stop_reason=StopReason.COMPLETED,
     )
 
@@ -66,7 +67,7 @@ def test_the_reward_is_the_weighted_sum(sandbox):
     )
     assert (right.reward, wrong.reward) == (pytest.approx(1.1), pytest.approx(0.1))
     assert [verdict.reason for verdict in wrong.verdicts] == ["no", "half"]
-    assert not right.passed  # half is not a pass
+    assert (right.passed, wrong.passed) == (True, False)  # by what says pass or fail
 
 
 def test_a_penalty_does_not_decide_whether_a_case_is_solved(sandbox):

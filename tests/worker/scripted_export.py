@@ -37,7 +37,7 @@ def play(run):
         "server": spec["ollama_url"],
         "name": "x",
         "digest": "y",
-        "parameters": {"trained": trained, "registered": spec["registered"]},
+        "parameters": {"trained": trained},
     }
     run.finish(Manifest(files=(file,), result={"ollama": registration}, failure=failure))
 

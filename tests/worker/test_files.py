@@ -222,16 +222,6 @@ def test_an_export_that_met_a_server_that_is_away_is_tried_again(api, context, s
     assert api.get(f"/jobs/{job_id}").json()["status"] == "succeeded"
 
 
-def test_an_export_that_is_wanted_otherwise_knows_what_it_made_before(api, context, submit):
-    job_id = submit("ok", exports=[{"type": "gguf"}])
-    work(context)
-    for options, before in (({}, None), ({"parity_cases": 8}, "y")):
-        api.post(f"/jobs/{job_id}/exports", json={"type": "gguf", **options})
-        assert export(context)
-        (made,) = api.get(f"/jobs/{job_id}/exports").json()
-        assert made["result"]["ollama"]["parameters"]["registered"] == before
-
-
 def test_an_export_waits_before_it_is_tried_again(api, context, submit):
     patient = dataclasses.replace(context, retry_policy=RetryPolicy(3, 30))
     job_id = submit("ok, but Ollama is away", exports=[{"type": "gguf"}])

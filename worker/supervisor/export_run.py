@@ -18,6 +18,7 @@ from app.exports.leases import (
     settle_export,
 )
 from app.lifecycle.jobs import EventDraft, append_events
+from dressage.spec.export import without_secrets
 from dressage.spec.job import JobSpec
 from dressage.spec.status import ExportStatus, Reason
 from worker.supervisor.context import WorkerContext
@@ -95,10 +96,9 @@ class ExportRun(LeasedRun):
             job=job_spec,
             job_id=self._job.id,
             trained=job_spec.training.result_kind,
-            ollama_url=asked.get("server") or next(iter(self.context.ollama_urls), None),
+            ollama_url=_server(self.context.ollama_urls, asked.get("server")),
             longest_prompt=(self._job.result or {}).get("longest_prompt", 0),
             attempt=self.lease.attempt,
-            registered=((self._export.result or {}).get("ollama") or {}).get("digest"),
         )
         (self.path / SPEC).write_text(spec.model_dump_json(indent=1))
         storage.fetch(self._trained.sha256, self.path / INPUT)
@@ -153,3 +153,9 @@ class ExportRun(LeasedRun):
         """Give it back to the queue."""
         async with unit_of_work(self.sessions) as session:
             await release_export(session, self.lease)
+
+
+def _server(urls: Sequence[str], wanted: str | None) -> str | None:
+    """The operator's address of a server that is named without its password."""
+    by_name = {without_secrets(url): url for url in urls}
+    return by_name.get(wanted) if wanted else next(iter(urls), None)

@@ -1,84 +1,91 @@
-"""Held-out evaluation, and whether training gained anything: a paired bootstrap."""
+"""Held-out evaluation, and whether training gained anything."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dressage.intervals import Difference, paired_passes, paired_rewards
+from dressage.measuring.combine import may_decide
 from dressage.spec.event import Evaluation, Gain
+from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
-from worker.training.process.seeds import derived_seed
+from dressage.spec.training import EvaluationSpec
 from worker.training.rewards.weighted import ScoredRollout
 
-RESAMPLES = 10_000
-AT_ONCE = 500  # so that many cases do not fill the memory
+
+@dataclass(frozen=True)
+class CaseScore:
+    """What is left of a held-out rollout once it is stored: small enough to be told to others."""
+
+    case_id: str
+    reward: float | None
+    passed: bool
+
+    @classmethod
+    def of(cls, scored: ScoredRollout) -> "CaseScore":
+        """Of one rollout."""
+        return cls(scored.rollout.case.id, scored.reward, scored.passed)
 
 
-def split(cases: Sequence[Case], held_out: int) -> tuple[list[Case], list[Case]]:
+def split(cases: Sequence[Case], evaluation: EvaluationSpec) -> tuple[list[Case], list[Case]]:
     """Training and held-out cases, in suite order.
 
-    Which cases are held out depends on their content alone, not on a job's seed: matched jobs
-    evaluate on the same ones, and a new version of a suite keeps its old ones apart.
+    A case's side hangs on its content and the share alone: not on a job's seed, so that matched
+    jobs evaluate on the same ones; not on its id, so that equal cases are never on both sides; and
+    not on the other cases, so that a longer version of a suite keeps its old ones where they were.
     """
-    ranked = sorted(cases, key=lambda case: derived_seed("holdout", case.id))
-    held = {case.id for case in ranked[:held_out]}
-    return [c for c in cases if c.id not in held], [c for c in cases if c.id in held]
+    boundary = evaluation.boundary([case.place for case in cases])
+    return (
+        [case for case in cases if case.place >= boundary],
+        [case for case in cases if case.place < boundary],
+    )
 
 
-def summary(name: str, step: int, scored: Sequence[ScoredRollout]) -> Evaluation:
+def divided(held_out: Sequence[Case], evaluation: EvaluationSpec) -> tuple[list[Case], list[Case]]:
+    """Cases to choose weights by, and cases for the proof.
+
+    The best of several evaluations looks better than it is on the cases it was chosen by.
+    """
+    if not evaluation.every_steps:
+        return [], list(held_out)
+    contents = sorted({case.content_hash for case in held_out})
+    choosing = set(contents[::2])
+    return (
+        [case for case in held_out if case.content_hash in choosing],
+        [case for case in held_out if case.content_hash not in choosing],
+    )
+
+
+def summary(
+    name: str, step: int, scored: Sequence[CaseScore], rewards: Sequence[RewardSpec]
+) -> Evaluation:
     """Mean reward and pass rate over the cases whose measures gave a verdict."""
     known = [s for s in scored if s.reward is not None]
-    rewards = {s.rollout.case.id: float(s.reward or 0.0) for s in known}
-    passed = {s.rollout.case.id: s.passed for s in known}
+    passed = {s.case_id: s.passed for s in known}
+    decided = bool(may_decide(rewards))
     return Evaluation(
         name=name,
         step=step,
         count=len(known),
         unscored=len(scored) - len(known),
-        mean_reward=fmean(rewards.values()) if known else 0.0,
-        pass_rate=fmean(passed.values()) if known else 0.0,
-        rewards=rewards,
-        passed=passed,
+        mean_reward=fmean(s.reward or 0.0 for s in known) if known else 0.0,
+        pass_rate=(fmean(passed.values()) if known else 0.0) if decided else None,
+        pass_rate_of_all=sum(passed.values()) / len(scored) if decided and scored else None,
+        rewards={s.case_id: float(s.reward or 0.0) for s in known},
+        passed=passed if decided else {},
     )
 
 
-def paired_gain(
-    before: Mapping[str, float], after: Mapping[str, float], *, seed: int = 0
-) -> Gain | None:
-    """Mean difference over the cases both have, with a 95 % percentile bootstrap interval.
-
-    Cases are resampled with replacement (Efron & Tibshirani 1993, chapter 13).
-
-    Args:
-        before: A number for each case, of the base model.
-        after: The same of the trained model.
-        seed: Of the resampling.
-
-    Returns:
-        None when no case is in both.
-    """
-    common = sorted(before.keys() & after.keys())
-    if not common:
-        return None
-    one = np.array([before[case] for case in common], dtype=np.float64)
-    other = np.array([after[case] for case in common], dtype=np.float64)
-    low, high = np.percentile(_resampled_means(other - one, seed), [2.5, 97.5])
-    return Gain(
-        before=float(one.mean()),
-        after=float(other.mean()),
-        difference=float((other - one).mean()),
-        low=float(low),
-        high=float(high),
-        count=len(common),
+def gained(before: Evaluation | None, after: Evaluation | None) -> tuple[Gain | None, Gain | None]:
+    """What training gained in pass rate and in mean reward; None: nothing to compare."""
+    if not before or not after:
+        return None, None
+    return (
+        as_gain(paired_passes(before.passed, after.passed)),
+        as_gain(paired_rewards(before.rewards, after.rewards)),
     )
 
 
-def _resampled_means(values: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Means of `RESAMPLES` draws with replacement, shape (RESAMPLES,)."""
-    rng, count = np.random.default_rng(seed), len(values)
-    parts = [
-        values[rng.integers(count, size=(AT_ONCE, count))].mean(axis=1)
-        for _ in range(RESAMPLES // AT_ONCE)
-    ]
-    return np.concatenate(parts)
+def as_gain(difference: Difference | None) -> Gain | None:
+    """A difference as it is stored."""
+    return Gain(**asdict(difference)) if difference else None

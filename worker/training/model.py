@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from peft import PeftModel, prepare_model_for_kbit_training
 from transformers import (
     AutoConfig,
@@ -23,6 +25,13 @@ from dressage.spec.status import Reason
 from worker.training.process.failures import RunFailure
 
 log = logging.getLogger(__name__)
+
+
+# Of a generation configuration, and without a part in how a token is drawn.
+HARMLESS = (
+    *("output_attentions", "output_hidden_states", "use_cache", "return_dict_in_generate"),
+    *("transformers_version", "_from_model_config", "do_sample", "max_length"),
+)
 
 
 def load_tokenizer(name: str) -> Any:
@@ -78,7 +87,14 @@ def _forget_sampling(model: Any, name: str) -> None:
     given = model.generation_config
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(**{key: getattr(given, key) for key in ids})
-    ours = {*ids, "transformers_version", "_from_model_config", "do_sample", "max_length"}
+    ours = {
+        *ids,
+        "transformers_version",
+        "_from_model_config",
+        "do_sample",
+        "max_length",
+        *HARMLESS,
+    }
     left_out = {key: value for key, value in given.to_diff_dict().items() if key not in ours}
     if left_out:
         log.warning(
@@ -121,14 +137,31 @@ def _require_4bit() -> None:
         )
 
 
+def turn_end(tokenizer: Any) -> int | None:
+    """The control token that the chat template writes after what the assistant says, if any.
+
+    A model's `eos_token_id` may be another one (Qwen2.5 base, Gemma 1): its turns would never end.
+    """
+    mark = "said7f3a"
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": mark}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except (TemplateError, ValueError, TypeError):  # said elsewhere
+        return None
+    rest = text.rpartition(mark)[2].lstrip()
+    ids = tokenizer(rest, add_special_tokens=False)["input_ids"] if rest else []
+    return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
 def end_ids(name: str, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a turn of this model."""
+    """The tokens that end a turn of this model: its own, its tokenizer's and its template's."""
     try:
         ends = GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:  # a model need not have one
         ends = AutoConfig.from_pretrained(name).get_text_config().eos_token_id
     ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-    return frozenset([*ends, tokenizer.eos_token_id])
+    found = [*ends, tokenizer.eos_token_id, turn_end(tokenizer)]
+    return frozenset(token for token in found if token is not None)
 
 
 def context_length(config: Any) -> int:
@@ -142,9 +175,42 @@ def language_model(model: Any) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
-def logit_softcap(model: Any) -> float | None:
-    """The cap of a language model's final logits, for models that have one."""
-    return getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+@dataclass(frozen=True)
+class Head:
+    """From last hidden states to logits as the model itself makes them.
+
+    Attributes:
+        output: The output layer.
+        scale: What its values are multiplied by (Cohere's `logit_scale`; Granite divides).
+        softcap: Of the scaled values, for models that have one (Gemma).
+    """
+
+    output: Any
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits in single precision."""
+        logits: torch.Tensor = self.output(hidden).float() * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits
+
+
+def head_of(model: Any) -> Head:
+    """The head of a causal language model; the same rules as `trl.trainer.utils` has."""
+    config = model.config.get_text_config()
+    multipliers = ("logit_scale", "output_multiplier", "lm_head_multiplier")
+    found = [getattr(config, name, None) for name in multipliers]
+    scale = next((value for value in found if value is not None), None)
+    divisor = getattr(config, "logits_scaling", None)
+    if scale is None and divisor is not None:
+        scale = divisor if config.model_type == "hyperclovax" else 1 / divisor
+    return Head(
+        model.get_output_embeddings(),
+        1.0 if scale is None else float(scale),
+        getattr(config, "final_logit_softcapping", None),
+    )
 
 
 @contextmanager

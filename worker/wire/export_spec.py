@@ -30,6 +30,3 @@ class ExportRunSpec(Spec):
         default=0, description="Tokens of the longest prompt that the job has played, if known."
     )
     attempt: int = Field(default=1, description="An earlier one may have got to its end unseen.")
-    registered: str | None = Field(
-        default=None, description="Digest of the file that this export has registered before."
-    )

@@ -26,6 +26,7 @@ from dressage.spec.status import Reason
 SPEC, SUITE, INPUT, EVENTS, MANIFEST, FAILURE = (
     *("spec.json", "suite.zip", "input.tar", "events.jsonl", "manifest.json", "failure.json"),
 )
+TOOLS = "tools.json"  # as the model saw them
 COMPLETE = "complete.json"
 PAUSE = "pause"
 STACKS = "stacks-{pid}.txt"
@@ -148,9 +149,17 @@ class RunDirectory:
         write_whole(self.path / MANIFEST, lambda file: file.write(text))
 
     def fail(self, reason: Reason, message: str) -> None:
-        """Say why there is no manifest."""
+        """Say why there is no manifest. Of several processes the first to fail has the word."""
         text = FailureFile(reason=reason, message=message).model_dump_json().encode()
-        write_whole(self.path / FAILURE, lambda file: file.write(text))
+        own = self.path / f"{FAILURE}.{os.getpid()}"
+        write_whole(own, lambda file: file.write(text))
+        try:
+            os.link(own, self.path / FAILURE)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            own.replace(self.path / FAILURE)
+        own.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
@@ -164,6 +173,9 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     partial.replace(path)
 
 
+OUR_OWN = ("worker.", "dressage.")
+
+
 class EventLogHandler(logging.Handler):
     """Shows the run's own log lines, and warnings of libraries, in the job's history."""
 
@@ -173,7 +185,7 @@ class EventLogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record as a `log` event."""
-        if record.name.startswith("worker.") or record.levelno >= logging.WARNING:
+        if record.name.startswith(OUR_OWN) or record.levelno >= logging.WARNING:
             text = record.getMessage()[:8000]
             self._run.emit(EventType.LOG, level=record.levelname.lower(), message=text)
 

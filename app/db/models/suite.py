@@ -42,4 +42,11 @@ class SuiteRow(Base):
     measures: Mapped[list[Any]]
     reward_functions: Mapped[list[Any]]
     rollout_funcs: Mapped[list[Any]]
+    # `dressage.measuring.profile.SuiteProfile`; null: stored before there was one.
+    profile: Mapped[dict[str, Any] | None] = mapped_column(JSON)
     created_at: Mapped[CreatedAt]
+
+    @property
+    def repeated_cases(self) -> int:
+        """Cases that ask and expect what an earlier one does."""
+        return int(self.profile["repeated"]["count"]) if self.profile else 0

@@ -12,11 +12,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, JobInvalid
 from app.exports.checks import export_problems
-from app.jobs.admission.measures import bad_rewards, unknown_rewards
+from app.jobs.admission.measures import bad_rewards, unknown_rewards, unmet_expectations
 from app.jobs.admission.model import context_problems, model_problems
-from app.jobs.admission.suite import echo_problems, missing_suite, too_few_cases, unknown_names
+from app.jobs.admission.suite import (
+    as_ollama_shows,
+    case_problems,
+    case_warnings,
+    echo_problems,
+    missing_suite,
+    unknown_names,
+)
 from app.policy import AdmissionPolicy
 from app.suites import repository as suites
+from dressage.measuring.profile import SuiteProfile
 from dressage.spec.effective import effective_spec
 from dressage.spec.job import Adjustment, JobSpec
 from dressage.spec.team import Role
@@ -24,11 +32,21 @@ from dressage.spec.team import Role
 
 @dataclass(frozen=True)
 class AdmittedJob:
-    """A specification that passed every check, and the suite it runs on."""
+    """A specification that passed every check, and the suite it runs on.
+
+    Attributes:
+        spec: The effective one.
+        adjustments: How it differs from the requested one.
+        suite: The version it runs on.
+        warnings: What it will not show, or otherwise than may be expected.
+        steps: Optimizer steps that are planned.
+    """
 
     spec: JobSpec
     adjustments: tuple[Adjustment, ...]
     suite: SuiteRow
+    warnings: tuple[str, ...]
+    steps: int
 
 
 async def admit(
@@ -43,10 +61,14 @@ async def admit(
     if suite is None:
         raise missing_suite(requested.suite)
     spec, adjustments = effective_spec(requested, suite=f"{suite.name}@{suite.version}")
+    spec, left_out = as_ollama_shows(spec, suite)
+    adjustments += tuple(left_out)
+    profile = SuiteProfile.model_validate(suite.profile) if suite.profile else None
     problems = [
         *unknown_names(spec, suite),
         *unknown_rewards(spec.rewards, suite),
-        *too_few_cases(spec, suite.case_count),
+        *(case_problems(spec, profile) if profile else ()),
+        *(unmet_expectations(spec.rewards, profile) if profile else ()),
         *echo_problems(spec, suite),
         *bad_rewards(spec.rewards),
         *_needs_gpu(spec),
@@ -64,7 +86,11 @@ async def admit(
     ]
     if problems:
         raise JobInvalid.of(problems)
-    return AdmittedJob(spec, adjustments, suite)
+    for_training = suite.case_count
+    if profile:
+        for_training = profile.for_training(spec.evaluation.boundary(profile.places))
+    warnings = case_warnings(spec, profile) if profile else []
+    return AdmittedJob(spec, adjustments, suite, tuple(warnings), spec.planned_steps(for_training))
 
 
 def _needs_gpu(spec: JobSpec) -> list[FieldProblem]:

@@ -11,8 +11,16 @@ from referencing.jsonschema import UnknownDialect, specification_with
 
 from app.db.models import SuiteRow
 from app.exceptions import FieldProblem
+from dressage.measuring.profile import SuiteProfile
 from dressage.sandbox.patterns import compile_pattern
-from dressage.spec.measure import JsonSchema, RegexMatch, RewardSpec
+from dressage.spec.measure import (
+    Contains,
+    ExactMatch,
+    JsonSchema,
+    NumericCloseness,
+    RegexMatch,
+    RewardSpec,
+)
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 # Their schemas look at the same value as the schema that they are in.
@@ -55,6 +63,35 @@ def bad_rewards(rewards: Sequence[RewardSpec]) -> list[FieldProblem]:
             continue
         if problem:
             problems.append(FieldProblem(field=f"rewards.{at}.measure.{part}", message=problem))
+    return problems
+
+
+def unmet_expectations(rewards: Sequence[RewardSpec], profile: SuiteProfile) -> list[FieldProblem]:
+    """Cases that lack what a built-in measure compares answers with, or have it in another form."""
+    if profile.expect is None:
+        return []
+    problems = []
+    for at, reward in enumerate(rewards):
+        measure = reward.measure
+        if not isinstance(measure, ExactMatch | Contains | NumericCloseness):
+            continue
+        entry = profile.expect.get(measure.field)
+        if entry is None:
+            have = listed(profile.expect)
+            message = f"no case has expect.{measure.field}; the cases have {have}"
+        elif entry.missing.count:
+            message = (
+                f"{entry.missing.count} of {profile.cases} cases have no expect.{measure.field}: "
+                f"{entry.missing}"
+            )
+        elif isinstance(measure, NumericCloseness) and entry.no_numbers.count:
+            message = (
+                f"expect.{measure.field} is no number in {entry.no_numbers.count} of "
+                f"{profile.cases} cases: {entry.no_numbers}"
+            )
+        else:
+            continue
+        problems.append(FieldProblem(field=f"rewards.{at}.measure.field", message=message))
     return problems
 
 

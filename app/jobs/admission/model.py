@@ -9,12 +9,21 @@ from typing import Any
 from app.exceptions import FieldProblem
 from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
 from dressage.sandbox.process import Failure, Outcome, Sandbox, SandboxStartError
+from dressage.sandbox.templates import HERMES_CALL
 from dressage.spec.agent import AgentSpec
 from dressage.spec.job import JobSpec
 
 RENDER_SECONDS = 10.0
 FIELD = "agent.model"
 TOOL_NAME, TOOL_RESULT = "tool_name_7f3a", "tool_result_91bc"
+SHOWN = {
+    "type": "function",
+    "function": {
+        "name": TOOL_NAME,
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    },
+}
 
 
 def model_problems(
@@ -52,10 +61,10 @@ def model_problems(
         return [_problem(f"the model's tokenizer configuration cannot be read: {error}"[:500])]
     if template is None:
         return [_problem("the model's tokenizer has no chat template")]
-    if not (agent.tools or agent.environment):
-        return []
     try:
-        problem = _tool_problem(template, has_parser=has_parser)
+        problem = _plain_problem(template, with_system=agent.instructions is not None)
+        if not problem and (agent.tools or agent.environment):
+            problem = _tool_problem(template, has_parser=has_parser)
     except SandboxStartError as error:
         problem = f"the model's chat template could not be tried: {error}; submit it again"
     return [_problem(problem)] if problem else []
@@ -104,6 +113,31 @@ def _has_response_template(path: Path, agent: AgentSpec) -> bool:
     return bool(agent.response_template or _tokenizer_config(path).get("response_template"))
 
 
+@lru_cache(maxsize=100)
+def _plain_problem(template: str, *, with_system: bool) -> str | None:
+    """Why nothing can be trained with this chat template, or nothing with instructions.
+
+    Raises:
+        SandboxStartError: It could not be tried now, which says nothing of the template.
+    """
+    user = {"role": "user", "content": "question"}
+    system = {"role": "system", "content": "instructions"}
+    plain = _rendered(template, [{"messages": [user], "add_generation_prompt": True}])
+    if plain.failure is Failure.TIMED_OUT:
+        return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
+    if plain.failure:
+        return f"the model's chat template does not work: {plain.message}"[:500]
+    if not with_system:
+        return None
+    said = _rendered(template, [{"messages": [system, user], "add_generation_prompt": True}])
+    if said.failure:
+        return (
+            f"the model's chat template takes no system message ({said.message}), and the agent "
+            "has instructions: put them into the cases"
+        )[:500]
+    return None
+
+
 @lru_cache(maxsize=100)  # a template is slow to compile, and few are used
 def _tool_problem(template: str, *, has_parser: bool) -> str | None:
     """Why an agent with tools cannot be trained with this chat template.
@@ -118,20 +152,26 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
     rendered = _rendered(
         template,
         [
+            {"messages": messages[:1], "tools": [SHOWN], "add_generation_prompt": True},
             {"messages": messages, "add_generation_prompt": False},
             {"messages": [*messages, turn, result], "add_generation_prompt": True},
         ],
     )
     if rendered.failure is Failure.TIMED_OUT:
         return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
-    short, longer = rendered.value or ("", "")
-    if TOOL_NAME not in short or TOOL_RESULT not in short:
+    if rendered.failure:
+        return f"the model's chat template does not work: {rendered.message}"[:500]
+    plain, short, longer = rendered.value
+    missing = (
+        "tools" if TOOL_NAME not in plain else "" if TOOL_RESULT in short else "results of tools"
+    )
+    if missing:
         return (
-            "the model's chat template cannot render tools, but the agent has some; choose a model "
-            "with a tool template, or an agent without tools"
+            f"the model's chat template does not show {missing}, but the agent has tools; choose a "
+            "model with a tool template, or an agent without tools"
         )
     fingerprint = template_fingerprint(template)
-    if not has_parser and fingerprint not in PARSED:
+    if not has_parser and fingerprint not in PARSED and not HERMES_CALL.search(template):
         return (
             "the tool calls of the model's chat template cannot be parsed: the template is none "
             "of the known ones; give agent.response_template"

@@ -111,13 +111,12 @@ def _run_gguf(model: GgufModel, name: str, agent: TrainedAgent) -> None:
     """A file is not done before it has answered, and was compared if that was asked for."""
     for messages in agent.probes():
         check_answer(model, messages, agent.tools)
-    options: dict[str, Any] = {"max_tokens": agent.job.training.max_completion_length}
-    if agent.job.agent.thinking is not None:
-        options["chat_template_kwargs"] = {"enable_thinking": agent.job.agent.thinking}
+    limit = agent.job.training.max_completion_length
     agent.compare(
         name,
-        lambda messages, tools: model.respond(messages, tools, **options),
+        lambda messages, tools: model.respond(messages, tools, max_tokens=limit),
         model.next_token,
+        model.render,
     )
 
 

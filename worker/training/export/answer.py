@@ -15,6 +15,7 @@ from dressage.spec.generation import GeneratedAnswer, GenerationSpec
 from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
+from worker.training.export.agent import shown_tools
 from worker.training.export.served import agent_template
 from worker.training.model import context_length, end_ids, load_model
 from worker.training.process.failures import RunFailure
@@ -46,7 +47,7 @@ def answer(
         )
         model = model if use_cpu else model.to("cuda")
     with user_code(suite, network=job.resources.network, size=WORKERS) as pool:
-        return _conversation(job, request, suite, pool, model, tokenizer)
+        return _conversation(job, request, suite, pool, model, tokenizer, trained)
 
 
 def _conversation(
@@ -56,12 +57,18 @@ def _conversation(
     pool: WorkerPool,
     model: Any,
     tokenizer: Any,
+    trained: Path,
 ) -> GeneratedAnswer:
     ends = end_ids(job.agent.model, tokenizer)
     agent = job.agent
     if request.tools is not None:
         agent = agent.model_copy(update={"tools": request.tools, "environment": None})
-    tools = agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+    own = request.tools is None
+    tools = (
+        shown_tools(agent, trained, pool)
+        if own
+        else agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+    )
     template = agent_template(job.agent, tokenizer, tools)
     turns = job.training.max_tool_iterations if request.execute_tools else 0
     instructions = job.agent.instructions if request.instructions is None else request.instructions

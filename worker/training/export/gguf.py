@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx2
 from huggingface_hub import snapshot_download
 
 from dressage.spec.chat import Message, ToolSchema
@@ -22,6 +23,7 @@ from worker.wire.programs import converter_folder, quantize_path
 
 log = logging.getLogger(__name__)
 
+RENDER_SECONDS = 60.0
 LISTED_TOKENS = 40  # of the distribution that is compared
 ENTRY = Path(__file__).with_name("convert_entry.py")
 SENTENCES = (
@@ -192,13 +194,22 @@ def _refusal(output: str) -> RunFailure:
 class GgufModel:
     """A GGUF file loaded by llama.cpp, answering chats as a server would."""
 
-    def __init__(self, path: Path, *, context_length: int, adapter: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        context_length: int,
+        adapter: Path | None = None,
+        chat_template: str | None = None,
+    ) -> None:
         import xllamacpp
 
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
         parameters.n_ctx = context_length
         parameters.use_jinja = True
+        if chat_template:
+            parameters.chat_template = chat_template
         parameters.verbosity = -1
         if adapter:
             parameters.lora_adapters = [xllamacpp.CommonAdapterLoraInfo(str(adapter), 1.0)]
@@ -245,6 +256,24 @@ class GgufModel:
             prompt_tokens=answer.get("usage", {}).get("prompt_tokens"),
             cut_off=choice.get("finish_reason") == "length",
         )
+
+    def render(self, messages: list[Message], tools: list[ToolSchema], **options: Any) -> str:
+        """The prompt that llama.cpp makes of a conversation, up to the assistant's turn.
+
+        Raises:
+            RuntimeError: Its template refuses it.
+        """
+        request: dict[str, Any] = {
+            "messages": [_with_text_arguments(m) for m in messages],
+            **options,
+        }
+        if tools:
+            request["tools"] = tools
+        address = f"{self._server.listening_address}/apply-template"
+        answer = httpx2.post(address, json=request, trust_env=False, timeout=RENDER_SECONDS)
+        if answer.status_code != httpx2.codes.OK:
+            raise RuntimeError(f"llama.cpp: {answer.text[:500]}")
+        return str(answer.json()["prompt"])
 
     def next_token(self, prefix: list[int]) -> dict[int, float]:
         """Log-probabilities of the likeliest next tokens, by token id."""

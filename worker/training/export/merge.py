@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from torch.nn import Parameter
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -54,6 +55,7 @@ def merge(
             the adapter changes nothing, or it cannot be merged.
     """
     require_one_adapter(adapter)
+    require_trained(adapter)
     config = AutoConfig.from_pretrained(base)
     if getattr(config, "quantization_config", None):
         raise RunFailure(
@@ -76,6 +78,23 @@ def merge(
         "merged; logits agree within %.1e, and %.1e as stored", report.merge_gap, report.stored_gap
     )
     return report.model_copy(update={"trained_in_4bit": trained_in_4bit})
+
+
+def require_trained(folder: Path) -> None:
+    """Check that training has moved an adapter at all: its second half begins as zeros.
+
+    Raises:
+        RunFailure: It has not.
+    """
+    with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+        halves = [name for name in file.keys() if "lora_B" in name or "lora_embedding_B" in name]  # noqa: SIM118
+        moved = not halves or any(bool(file.get_tensor(name).any()) for name in halves)
+    if not moved:
+        raise RunFailure(
+            Reason.CONVERSION_FAILED,
+            "the adapter changes nothing: training has not moved its weights (learning rate, "
+            "warm-up, or no group with a spread of rewards)",
+        )
 
 
 def require_one_adapter(folder: Path) -> None:

@@ -3,9 +3,12 @@
 Protocol: https://github.com/ollama/ollama/blob/main/docs/api.md
 """
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from typing import Any
 import httpx2
 
 from dressage.spec.chat import Message, ToolSchema
+from dressage.spec.export import without_secrets
 from dressage.spec.status import Reason
 from worker.training.export.answers import ServedAnswer, with_object_arguments
 from worker.training.process.failures import RunFailure
@@ -21,6 +25,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS, SILENT_SECONDS = 10.0, 600.0  # a server may load a model before it says a word
 CHUNK = 1 << 20
+TOKEN, AUTHORITY = "DRESSAGE_OLLAMA_TOKEN", "DRESSAGE_OLLAMA_CA"  # of a server behind a proxy
 LISTED = 20  # the most that Ollama gives
 
 
@@ -43,14 +48,24 @@ class NextText:
 class Ollama:
     """One server.
 
+    Attributes:
+        url: Its address, without a password.
+
     Every method raises `RunFailure`: `ollama_unavailable` when another try may help, else
     `ollama_refused`.
     """
 
     def __init__(self, url: str) -> None:
         timeout = httpx2.Timeout(SILENT_SECONDS, connect=CONNECT_SECONDS)
-        self.url = url
-        self._http = httpx2.Client(base_url=url, timeout=timeout, follow_redirects=False)
+        self.url = without_secrets(url)
+        token, authority = os.environ.get(TOKEN), os.environ.get(AUTHORITY)
+        self._http = httpx2.Client(
+            base_url=url,
+            timeout=timeout,
+            follow_redirects=False,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            verify=ssl.create_default_context(cafile=authority) if authority else True,
+        )
 
     def version(self) -> str:
         """The server's version."""
@@ -91,11 +106,14 @@ class Ollama:
         """What a model can do: `completion`, `tools` and others."""
         return list(self._show(name).get("capabilities") or [])
 
-    def is_made_of(self, name: str, digests: Sequence[str | None]) -> bool:
-        """Whether one of these files is in a model."""
-        modelfile = str(self._show(name).get("modelfile"))
-        # As `FROM /…/blobs/sha256-…`, and for an adapter `ADAPTER /…/blobs/sha256-…`.
-        return any(digest and digest.replace(":", "-") in modelfile for digest in digests)
+    def is_of_job(self, name: str, job_id: str) -> bool:
+        """Whether a job has made a model: its file says so, or its license where it is an adapter.
+
+        Not its digest: the server writes a file anew before it stores it.
+        """
+        told = self._show(name)
+        own = (told.get("model_info") or {}).get("dressage.job") == job_id
+        return own or mark_of(job_id) in str(told.get("license"))
 
     def shape(self, name: str) -> ModelShape:
         """Size of a model, as it says itself."""
@@ -129,8 +147,17 @@ class Ollama:
             likeliest={str(entry["token"]): float(entry["logprob"]) for entry in listed},
         )
 
+    def render(self, name: str, messages: list[Message], tools: list[ToolSchema]) -> str | None:
+        """The prompt of a conversation, as text; None: the server does not show it."""
+        request = {"model": name, "messages": messages, "tools": tools, "stream": False}
+        answer = self._json("POST", "/api/chat", json={**request, "_debug_render_only": True})
+        found = (answer.get("_debug_info") or {}).get("rendered_template")
+        return None if found is None else str(found)
+
     def delete(self, name: str) -> None:
-        """Remove a model, if it is there."""
+        """Remove a model, if it is there, also from memory."""
+        with contextlib.suppress(RunFailure):
+            self._send("POST", "/api/generate", json={"model": name, "keep_alive": 0}, allow=(404,))
         self._send("DELETE", "/api/delete", json={"model": name}, allow=(404,))
 
     def chat(
@@ -213,6 +240,11 @@ def _told(chunks: Iterator[bytes], size: int, progress: Callable[[str], None]) -
         if sent * 10 // size > said:
             said = sent * 10 // size
             progress(f"uploaded {said * 10} % of {size / 1e6:.1f} MB")
+
+
+def mark_of(job_id: str) -> str:
+    """What is written into a model's license, to know again who has made it."""
+    return f"dressage.job {job_id}"
 
 
 def full_name(name: str) -> str:

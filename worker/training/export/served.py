@@ -17,35 +17,48 @@ from worker.training.rollout.engine import RolloutEngine, tool_message
 from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.rollout.template import ConversationTemplate
 
+# What a server makes of a conversation and its tools as a text; None: it does not say.
+Render = Callable[[list[Message], list[ToolSchema]], str | None]
 Chat = Callable[[list[Message], list[ToolSchema]], ServedAnswer]
 
 
 @dataclass(frozen=True)
 class Served:
-    """A rollout, and what the server said of its first turn."""
+    """A rollout, what the server said of its first turn, and the prompts that it has made."""
 
     rollout: Rollout
     first: ServedAnswer
+    prompts: tuple["Prompt", ...] = ()
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One turn's prompt as text: as training had it, and as it is served."""
+
+    messages: list[Message]
+    trained: str
+    served: str
 
 
 class ServedEngine(RolloutEngine):
     """The trainer's engine with a server in place of template and generator."""
 
-    def play_served(
-        self, cases: Sequence[Case], chat: Chat, tools: Sequence[ToolFunction]
-    ) -> list[Served]:
+    def play_served(self, cases: Sequence[Case], chat: Chat, render: Render | None) -> list[Served]:
         """One rollout for each case, greedily, one after the other."""
         pairs = [(case, 0) for case in cases]
         opened = [self._opened(*pair) for pair in zip(pairs, self._open(pairs), strict=True)]
-        schemas = [{"type": "function", "function": tool} for tool in tools]
-        return [self._play(rollout, chat, schemas) for rollout in opened]
+        return [self._play(rollout, chat, render) for rollout in opened]
 
-    def _play(self, rollout: Rollout, chat: Chat, tools: list[ToolSchema]) -> Served:
-        first = None
+    def _play(self, rollout: Rollout, chat: Chat, render: Render | None) -> Served:
+        first, prompts, tools = None, [], self._template.tools
         while rollout.stop_reason is None:
             if rollout.lost is not None:
                 rollout.stop_reason = StopReason.ENVIRONMENT_LOST
                 break
+            seen = render(rollout.messages, tools) if render else None
+            if seen is not None:
+                trained = self._template.prompt_text(rollout.messages)
+                prompts.append(Prompt(list(rollout.messages), trained, seen))
             answer = chat(rollout.messages, tools)
             first = first or answer
             rollout.messages.append(answer.message)
@@ -58,7 +71,7 @@ class ServedEngine(RolloutEngine):
                 rollout.stop_reason = StopReason.MAX_TOOL_ITERATIONS
             else:
                 self._answer(rollout, calls)
-        return Served(rollout, first or ServedAnswer({}, None, cut_off=False))
+        return Served(rollout, first or ServedAnswer({}, None, cut_off=False), tuple(prompts))
 
     def _answer(self, rollout: Rollout, calls: list[FunctionCall]) -> None:
         results = [self._results([(rollout, call)])[0] for call in calls]

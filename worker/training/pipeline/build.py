@@ -1,13 +1,18 @@
 """Builds the parts of a run from its specification."""
 
+import datetime
 import logging
 import os
+from collections.abc import Sequence
 
 from transformers import set_seed
 
 from dressage.sandbox.pool import WorkerPool
+from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
+from dressage.spec.status import Reason
 from dressage.spec.suite import Case
+from worker.training.evaluate import split
 from worker.training.model import (
     context_length,
     end_ids,
@@ -16,22 +21,33 @@ from worker.training.model import (
     require_gpus,
 )
 from worker.training.pipeline.parts import Parts
+from worker.training.process.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
 from worker.training.rollout.engine import AgentParts, Engine, RolloutEngine, RolloutLimits
 from worker.training.rollout.function import FunctionRollouts
 from worker.training.rollout.template import ConversationTemplate
-from worker.training.update.config import require_reporters
+from worker.training.update.config import require_reporters, require_targets
 from worker.training.update.trainer import JobTrainer
 from worker.wire.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
 
+MAX_LISTED = 20
 
-def build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: list[Case]) -> Parts:
-    """Tokenizer, model, engine, scorer and trainer.
+
+def build(
+    run: RunDirectory,
+    job: JobSpec,
+    pool: WorkerPool,
+    cases: Sequence[Case],
+    *,
+    date: datetime.date,
+) -> Parts:
+    """Tokenizer, model, cases on their sides, engine, scorer and trainer.
 
     Raises:
-        RunFailure: The model cannot be loaded or trained, or something it needs is missing.
+        RunFailure: The model cannot be loaded or trained, something it needs is missing, or there
+            are cases that it has no room for.
     """
     use_cpu = job.resources.gpus == 0
     if not use_cpu:
@@ -44,19 +60,28 @@ def build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: lis
         end_ids=end_ids(job.agent.model, tokenizer),
         response_template=job.agent.response_template,
         thinking=job.agent.thinking,
+        date=date,
     )
     require_reporters(training)
     if use_cpu and training.dtype != "float32":
         log.warning("training in %s on a CPU, which is slow; float32 is faster", training.dtype)
     model = load_model(
-        job.agent.model, dtype=training.dtype, use_cpu=use_cpu, in_4bit=training.load_in_4bit
+        job.agent.model,
+        dtype=training.weights_dtype,
+        use_cpu=use_cpu,
+        in_4bit=training.load_in_4bit,
     )
-    engine = _engine(job, template, pool, context_length(model.config))
+    require_targets(training, model)
+    context = context_length(model.config)
+    cases = _with_room(run, job, template, context, cases)
+    training_cases, held_out = split(cases, job.evaluation)
+    engine = _engine(job, template, pool, context)
     scorer = Scorer(
         job.rewards,
         pool,
         timeout=training.tool_timeout,
         judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
+        seed=training.seed,
     )
     set_seed(training.seed)  # the adapter's first weights
     trainer = JobTrainer(
@@ -69,7 +94,43 @@ def build(run: RunDirectory, job: JobSpec, pool: WorkerPool, training_cases: lis
         run=run,
         use_cpu=use_cpu,
     )
-    return Parts(template.tokenizer, pool, engine, scorer, trainer)
+    return Parts(template, pool, engine, scorer, trainer, training_cases, held_out)
+
+
+def _with_room(
+    run: RunDirectory,
+    job: JobSpec,
+    template: ConversationTemplate,
+    context: int,
+    cases: Sequence[Case],
+) -> Sequence[Case]:
+    """The cases whose prompts leave room for an answer; what environments add comes on top.
+
+    Raises:
+        RunFailure: There are others, and the job does not say that they may be dropped.
+    """
+    lengths = {
+        case.id: len(template.prompt(case.conversation(job.agent.instructions))) for case in cases
+    }
+    too_long = {id_: length for id_, length in lengths.items() if length >= context}
+    if not too_long:
+        return cases
+    listed = ", ".join(f"{id_!r} ({tokens})" for id_, tokens in list(too_long.items())[:MAX_LISTED])
+    more = f" and {len(too_long) - MAX_LISTED} more" if len(too_long) > MAX_LISTED else ""
+    message = (
+        f"{len(too_long)} of {len(cases)} cases have prompts that leave no room in the model's "
+        f"context of {context} tokens: {listed}{more}"
+    )
+    if job.training.too_long_cases == "refuse":
+        raise RunFailure(
+            Reason.SUITE_INVALID,
+            f"{message}. Shorten them, or set training.too_long_cases to drop",
+        )
+    run.emit(EventType.WARNING, code="cases_dropped", message=f"dropped: {message}")
+    kept = [case for case in cases if case.id not in too_long]
+    if not split(kept, job.evaluation)[0]:
+        raise RunFailure(Reason.SUITE_INVALID, f"no case is left for training: {message}")
+    return kept
 
 
 def _engine(
@@ -84,6 +145,8 @@ def _engine(
             pool=pool,
             completion_tokens=training.max_completion_length,
             timeout=training.tool_timeout,
+            needs_mask=bool(training.echo and training.echo.coeff),
+            seed=training.seed,
         )
     return RolloutEngine(
         template=template,

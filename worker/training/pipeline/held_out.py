@@ -2,20 +2,21 @@
 
 from pathlib import Path
 
+from dressage.seeds import derived_seed
 from dressage.spec.event import Evaluation, EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
-from worker.training.evaluate import summary
+from worker.training.evaluate import CaseScore, summary
 from worker.training.pipeline.parts import Parts
 from worker.training.process.failures import RunFailure
-from worker.training.process.seeds import derived_seed
 from worker.training.rewards.record import rollout_record
-from worker.training.rewards.weighted import unscored_message
+from worker.training.rewards.weighted import ScoredRollout, grouped, unscored_message
 from worker.training.update import ranks
 from worker.wire.run_dir import RunDirectory, write_whole
 
 BEFORE, AFTER = "before", "after"
+AT_ONCE = 128  # rollouts: each may have an environment, a process of its own
 
 
 class HeldOut:
@@ -44,18 +45,25 @@ class HeldOut:
         generate = self._parts.trainer.sampler(temperature)
         seed = derived_seed(self._job.training.seed, "evaluation")
         own = cases[ranks.rank() :: ranks.count()]
-        played = self._parts.engine.play(
-            [(case, 0) for case in own], generate, generate.end_ids, seed
-        )
-        own_scored = self._parts.scorer.score(played)
-        for one in own_scored:
-            self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
-        scored = ranks.all_of(own_scored)
+        own_scored: list[ScoredRollout] = []
+        for at, batch in enumerate(grouped(own, AT_ONCE)):
+            played = self._parts.engine.play(
+                [(case, 0) for case in batch], generate, generate.end_ids, derived_seed(seed, at)
+            )
+            for one in self._parts.scorer.score(played):
+                self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
+                own_scored.append(one)
+        scored = ranks.all_of([CaseScore.of(one) for one in own_scored])
         if all(s.reward is None for s in scored):
-            raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(scored))
-        result = summary(name, step, scored)
+            why = ranks.all_of([unscored_message(own_scored)] if own_scored else [])
+            raise RunFailure(Reason.USER_CODE_ERROR, why[0])
+        result = summary(name, step, scored, self._job.rewards)
         if self._parts.trainer.echo:
-            curve = self._parts.trainer.environment_cross_entropy([s.rollout for s in scored])
+            own_sum = self._parts.trainer.environment_cross_entropy(
+                [one.rollout for one in own_scored]
+            )
+            nats, tokens = map(sum, zip(*ranks.all_of([own_sum]), strict=True))
+            curve = nats / tokens if tokens else None
             result = result.model_copy(update={"environment_cross_entropy": curve})
         self.done[name] = result
         if ranks.rank() == 0:

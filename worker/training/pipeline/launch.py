@@ -9,6 +9,8 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from worker.wire.run_dir import DISK_FULL_EXIT
+
 KILLED = 128 + signal.SIGKILL
 
 
@@ -22,6 +24,8 @@ def launch(run: Path, processes: int) -> int:
         )
     except ChildFailedError as error:  # a process has said why in the directory, if it could
         codes = {failure.exitcode for failure in error.failures.values()}
+        if DISK_FULL_EXIT in codes:
+            return DISK_FULL_EXIT
         return KILLED if -signal.SIGKILL in codes else 1
     return 0
 

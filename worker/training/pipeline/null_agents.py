@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from dressage.measuring.combine import may_decide
 from dressage.spec.job import JobSpec
 from dressage.spec.preflight import NullAgent
 from dressage.spec.suite import Case
@@ -14,6 +15,7 @@ from worker.training.rollout.rollout import Rollout
 MANY_WORDS = 400
 GIVEN_FOR_NOTHING = 0.5
 SOME = 0.1
+BY_CHANCE = 2  # cases: one answer that happens to be right says nothing
 
 
 def play_null_agents(
@@ -37,16 +39,25 @@ def play_null_agents(
 def hacked_measures(
     job: JobSpec, agents: Sequence[NullAgent], base: Sequence[ScoredRollout]
 ) -> dict[str, str]:
-    """Measures that a null agent satisfies: by half, or better than the base model does."""
+    """Measures that a null agent satisfies: by half, or better than the base model does.
+
+    Only those that decide whether a case is solved: a short answer is no success, and nobody says
+    that it is. Reward functions have no scale, so the base model's is theirs.
+    """
     found: dict[str, str] = {}
-    for at, reward in enumerate(job.rewards):
-        if reward.weight < 0:
-            continue
+    deciding = may_decide(job.rewards)
+    said = [at for at in deciding if any(one.verdicts[at].passed is not None for one in base)]
+    for at in said or deciding:
+        reward = job.rewards[at]
         known = [s.verdicts[at].value for s in base if s.verdicts[at].value is not None]
         own = fmean(value for value in known if value is not None) if known else 0.0
         for agent in agents:
             value = agent.values[reward.name]
-            if value is None or not (value >= GIVEN_FOR_NOTHING or value > max(own, SOME)):
+            if value is None:
+                continue
+            enough = reward.function is None and value >= GIVEN_FOR_NOTHING
+            more = value > max(own, SOME) and value * agent.cases >= BY_CHANCE
+            if not (enough or more):
                 continue
             found.setdefault(
                 reward.name,
@@ -59,7 +70,7 @@ def hacked_measures(
 def _played(
     name: str, parts: Parts, cases: Sequence[Case], answer: Callable[[Case], str]
 ) -> NullAgent:
-    tokenizer = parts.tokenizer
+    tokenizer = parts.template.tokenizer
     end = min(parts.trainer.sampler(1.0).end_ids)
 
     def generate(prompts: list[list[int]], limits: list[int], _seed: int) -> list[list[int]]:
@@ -77,7 +88,7 @@ def _played(
         verdicts[0].measure: _mean([v.value for v in verdicts if v.value is not None])
         for verdicts in columns
     }
-    return NullAgent(name=name, mean_reward=_mean(rewards), values=values)
+    return NullAgent(name=name, cases=len(cases), mean_reward=_mean(rewards), values=values)
 
 
 def _mean(values: Sequence[float]) -> float | None:

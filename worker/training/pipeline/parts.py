@@ -1,11 +1,12 @@
 """What a run is built of."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from dressage.sandbox.pool import WorkerPool
+from dressage.spec.suite import Case
 from worker.training.rewards.weighted import Scorer
 from worker.training.rollout.engine import Engine
+from worker.training.rollout.template import ConversationTemplate
 from worker.training.update.trainer import JobTrainer
 
 
@@ -13,8 +14,10 @@ from worker.training.update.trainer import JobTrainer
 class Parts:
     """Everything between the specification and the steps."""
 
-    tokenizer: Any
+    template: ConversationTemplate
     pool: WorkerPool
     engine: Engine
     scorer: Scorer
     trainer: JobTrainer
+    training_cases: list[Case]
+    held_out: list[Case]

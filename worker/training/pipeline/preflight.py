@@ -12,6 +12,8 @@ from statistics import fmean
 
 import torch
 
+from dressage.measuring.combine import may_decide
+from dressage.seeds import derived_seed
 from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.preflight import MemoryEstimate, PreflightReport, TimeEstimate
@@ -20,10 +22,9 @@ from dressage.spec.suite import Case
 from worker.training.pipeline.null_agents import hacked_measures, play_null_agents
 from worker.training.pipeline.parts import Parts
 from worker.training.process.failures import RunFailure
-from worker.training.process.seeds import derived_seed
+from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, grouped
-from worker.training.update.advantages import has_no_spread
 from worker.wire.run_dir import RunDirectory
 
 NAME = "preflight"
@@ -93,6 +94,7 @@ def _report(
     size = training.num_generations
     groups = grouped(scored, size)
     rewards = [one.reward for one in scored if one.reward is not None]
+    decided = bool(may_decide(job.rewards))
     rollouts = [one.rollout for one in scored]
     calls = sum(len(rollout.tool_calls) for rollout in rollouts)
     seconds = (
@@ -104,8 +106,8 @@ def _report(
         reasons=(),
         cases=len(groups),
         group_size=size,
-        pass_at_1=fmean(one.passed for one in scored),
-        pass_at_k=fmean(any(one.passed for one in group) for group in groups),
+        pass_at_1=fmean(one.passed for one in scored) if decided else None,
+        pass_at_k=fmean(any(one.passed for one in group) for group in groups) if decided else None,
         mean_reward=fmean(rewards) if rewards else None,
         mixed_groups=fmean(_is_mixed(group) for group in groups),
         unscored=1 - len(rewards) / len(scored),
@@ -159,7 +161,7 @@ def failures_of(scored: Sequence[ScoredRollout]) -> Failures:
         (verdict.measure, verdict.reason)
         for one in scored
         for verdict in one.verdicts
-        if verdict.value is None
+        if verdict.error
     )
     tools = Counter(
         (call.name, call.error)
@@ -184,10 +186,11 @@ def judged(
     failures = failures or Failures()
     stops, warnings = [], []
     if report.mixed_groups == 0 and report.cases >= ENOUGH_GROUPS:
-        every = "every" if report.pass_at_1 == 1 else "no"
+        which = {1.0: " (every rollout passes)", 0.0: " (no rollout passes)"}
+        passes = which.get(report.pass_at_1, "") if report.pass_at_1 is not None else ""
         stops.append(
-            f"none of {report.cases} groups has a spread of rewards ({every} rollout passes): "
-            "there is nothing to learn from; change the cases, the measures, or the temperature"
+            f"none of {report.cases} groups has a spread of rewards{passes}: there is nothing to "
+            "learn from; change the cases, the measures, or the temperature"
         )
     elif report.mixed_groups < FEW_MIXED:
         warnings.append(

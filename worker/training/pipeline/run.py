@@ -1,24 +1,28 @@
 """Runs a job from its directory to its manifest."""
 
+import datetime
 import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dressage.authoring.suite import Suite
 from dressage.sandbox.pool import WorkerPool
 from dressage.spec.artifact import ArtifactKind
-from dressage.spec.event import Evaluation, EventType
+from dressage.spec.event import EventType
 from dressage.spec.job import JobSpec
 from dressage.spec.preflight import PreflightReport
 from dressage.spec.status import JobStatus, Reason
 from dressage.spec.suite import Case
-from worker.training.evaluate import paired_gain, split
+from worker.training.evaluate import divided, gained
 from worker.training.pipeline.build import build
-from worker.training.pipeline.held_out import AFTER, BEFORE, HeldOut
+from worker.training.pipeline.held_out import AFTER, AT_ONCE, BEFORE, HeldOut
 from worker.training.pipeline.parts import Parts
 from worker.training.pipeline.preflight import preflight, refuse
+from worker.training.pipeline.pulse import Pulse
 from worker.training.process.failures import RunFailure
 from worker.training.process.user_code import user_code
 from worker.training.rollout.engine import RolloutEngine
@@ -26,16 +30,21 @@ from worker.training.update import ranks
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import EverySteps
 from worker.training.update.config import TENSORBOARD
-from worker.training.update.trainer import JobTrainer
 from worker.wire.checkpoints import newest_complete
-from worker.wire.run_dir import SUITE, Manifest, ProducedFile, RunDirectory, RunSpec, write_whole
+from worker.wire.run_dir import (
+    SUITE,
+    TOOLS,
+    Manifest,
+    ProducedFile,
+    RunDirectory,
+    RunSpec,
+    write_whole,
+)
 
 log = logging.getLogger(__name__)
 
-FEWEST_CASES = 5  # an interval of fewer says nothing
-
 SANDBOX_WORKERS = 16  # calls that run at the same time; many of them wait for something
-PREFLIGHT = "preflight.json"
+PREFLIGHT, DATE = "preflight.json", "date.txt"
 
 
 def run_job(run: RunDirectory) -> None:
@@ -47,21 +56,25 @@ def run_job(run: RunDirectory) -> None:
     spec = run.spec()
     run.emit(EventType.STATUS, status=JobStatus.PREPARING)
     suite = Suite.from_path(run.path / SUITE)
-    with user_code(suite, network=spec.job.resources.network, size=SANDBOX_WORKERS) as pool:
+    at_once = max(spec.job.training.rollouts_per_step, AT_ONCE)
+    with user_code(
+        suite, network=spec.job.resources.network, size=SANDBOX_WORKERS, workers=at_once
+    ) as pool:
         _run(run, spec, suite, pool)
 
 
 def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> None:
     job, previous = spec.job, tuple(Path(path) for path in spec.previous)
-    training_cases, held_out = split(suite.cases, job.evaluation.held_out(len(suite.cases)))
-    parts = build(run, job, pool, training_cases)
+    today = _date(run, previous)
+    parts = build(run, job, pool, suite.cases, date=today)
 
-    report = _looked_before(run, job, parts, training_cases, previous)
+    parts.engine.tell(Pulse(run).beat)
+    report = _looked_before(run, job, parts, previous)
     if job.preflight.only:
         run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
         run.finish(Manifest(files=(), result={"preflight": report and report.model_dump()}))
         return
-    choosing, proof = _divided(held_out, job)
+    choosing, proof = divided(parts.held_out, job.evaluation)
     evaluation = HeldOut(run, job, parts, previous)
     if proof:
         evaluation.at(BEFORE, proof, step=0)
@@ -93,29 +106,45 @@ def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> No
             "keeping the weights of step %d, the best of %d on held-out cases", best.step, step
         )
         step = best.step
+    moved = parts.trainer.moved_share
+    if job.training.lora is None:  # what is proved is what is stored
+        unwrapped = parts.trainer.accelerator.unwrap_model(parts.trainer.model)
+        unwrapped.to(getattr(torch, job.training.dtype))
     if proof:
         evaluation.at(AFTER, proof, step=step)
 
     if ranks.rank():
         ranks.wait_for_all()  # an end of one process would end the others
         return
-    saved = save(run, job, parts.trainer, parts.tokenizer)
-    result = _result(job, parts, evaluation, saved, best)
+    saved = save(run, job, parts)
+    result = _result(job, parts, evaluation, saved, best, today, moved)
     _warn_of_loss(run, result)
     if report:
         result["preflight"] = report.model_dump(mode="json")
     files = [saved]
+    if parts.template.tools:
+        (run.artifacts / TOOLS).write_text(parts.template.tools_json)
+        files.append(run.describe(TOOLS, ArtifactKind.TOOLS))
     if "tensorboard" in job.training.report_to:
         files.append(run.pack(run.path / TENSORBOARD, ArtifactKind.TENSORBOARD))
     run.finish(Manifest(files=tuple(files), result=result))
     ranks.wait_for_all()
 
 
+def _date(run: RunDirectory, previous: tuple[Path, ...]) -> datetime.date:
+    """What the chat template takes for today: one date for a job, however long it waits."""
+    for earlier in previous:
+        if (earlier / DATE).is_file():
+            return datetime.date.fromisoformat((earlier / DATE).read_text())
+    today = datetime.datetime.now(datetime.UTC).date()
+    (run.path / DATE).write_text(today.isoformat())
+    return today
+
+
 def _looked_before(
     run: RunDirectory,
     job: JobSpec,
     parts: Parts,
-    cases: list[Case],
     previous: tuple[Path, ...],
 ) -> PreflightReport | None:
     """The pre-flight report. Only a first attempt looks, and only it is stopped."""
@@ -125,7 +154,7 @@ def _looked_before(
         if (earlier / PREFLIGHT).is_file():
             return PreflightReport.model_validate_json((earlier / PREFLIGHT).read_bytes())
     if ranks.rank() == 0:
-        text = preflight(run, job, parts, cases).model_dump_json(indent=1).encode()
+        text = preflight(run, job, parts, parts.training_cases).model_dump_json(indent=1).encode()
         write_whole(run.path / PREFLIGHT, lambda file: file.write(text))
     ranks.wait_for_all()
     report = PreflightReport.model_validate_json((run.path / PREFLIGHT).read_bytes())
@@ -135,14 +164,6 @@ def _looked_before(
     return report
 
 
-def _divided(held_out: list[Case], job: JobSpec) -> tuple[list[Case], list[Case]]:
-    """Cases to choose weights by, and cases for the proof.
-
-    The best of several evaluations looks better than it is on the cases it was chosen by.
-    """
-    return (held_out[::2], held_out[1::2]) if job.evaluation.every_steps else ([], held_out)
-
-
 def _chooser(
     job: JobSpec, parts: Parts, evaluation: HeldOut, cases: list[Case], best: BestWeights
 ) -> Callable[[int], bool]:
@@ -150,19 +171,22 @@ def _chooser(
 
     def choose(step: int) -> bool:
         result = evaluation.at(f"step-{step}", cases, step=step)
-        best.offer(parts.trainer.model, step=step, score=(result.pass_rate, result.mean_reward))
+        best.offer(
+            parts.trainer.model, step=step, score=(result.pass_rate or 0.0, result.mean_reward)
+        )
         patience = job.evaluation.patience
         return patience is not None and best.evaluations_since >= patience
 
     return choose
 
 
-def save(run: RunDirectory, job: JobSpec, trainer: JobTrainer, tokenizer: Any) -> ProducedFile:
-    """The trained adapter (or the whole model), tokenizer and chat template as one artifact."""
+def save(run: RunDirectory, job: JobSpec, parts: Parts) -> ProducedFile:
+    """The trained adapter (or the whole model), tokenizer, template and tools as one artifact."""
     folder = run.path / "final"
     shutil.rmtree(folder, ignore_errors=True)
-    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    parts.trainer.accelerator.unwrap_model(parts.trainer.model).save_pretrained(folder)
+    parts.template.tokenizer.save_pretrained(folder)
+    (folder / TOOLS).write_text(parts.template.tools_json)
     return run.pack(folder, job.training.result_kind)
 
 
@@ -172,21 +196,27 @@ def _result(
     evaluation: HeldOut,
     saved: ProducedFile,
     best: BestWeights,
+    today: datetime.date,
+    moved: float,
 ) -> dict[str, Any]:
     trainer = parts.trainer
+    gain, reward_gain = gained(evaluation.done.get(BEFORE), evaluation.done.get(AFTER))
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     return {
         "final_loss": losses[-1] if losses else None,
         "steps": trainer.state.global_step,
         "best_step": best.step,
         "model": saved.name,
+        "template_date": today.isoformat(),
+        "moved_weights": moved,
         "base_model": job.agent.model,
         "tools": list(job.agent.tools),
         "environment": job.agent.environment,
         "instructions": job.agent.instructions,
         "longest_prompt": _longest_prompt(parts),
         "isolation": str(parts.pool.sandbox.walls),
-        **_gains(evaluation.done),
+        "gain": gain and gain.model_dump(),
+        "reward_gain": reward_gain and reward_gain.model_dump(),
     }
 
 
@@ -202,25 +232,9 @@ def _warn_of_loss(run: RunDirectory, result: dict[str, Any]) -> None:
     """Say so when the agent has become worse, and not by chance."""
     for name, what in (("gain", "pass rate"), ("reward_gain", "mean reward")):
         gain = result[name]
-        if gain and gain["count"] >= FEWEST_CASES and gain["high"] < 0:
+        if gain and gain["high"] is not None and gain["high"] < 0:
             message = (
                 f"the {what} on held-out cases became worse: by {-gain['difference']:.3f} "
                 f"(95 % interval {-gain['high']:.3f} to {-gain['low']:.3f}, {gain['count']} cases)"
             )
             run.emit(EventType.WARNING, code="became_worse", message=message)
-
-
-def _gains(done: dict[str, Evaluation]) -> dict[str, Any]:
-    before, after = done.get(BEFORE), done.get(AFTER)
-    if not before or not after:
-        return {"gain": None, "reward_gain": None}
-    passed = paired_gain(_numbers(before.passed), _numbers(after.passed))
-    reward = paired_gain(before.rewards, after.rewards)
-    return {
-        "gain": passed.model_dump() if passed else None,
-        "reward_gain": reward.model_dump() if reward else None,
-    }
-
-
-def _numbers(passed: dict[str, bool]) -> dict[str, float]:
-    return {case: float(value) for case, value in passed.items()}

@@ -1,1 +1,1 @@
-"""What every training process stands on: failures with a reason, seeds, user code, its boundary."""
+"""What every training process stands on: failures with a reason, user code, its boundary."""

@@ -17,6 +17,9 @@ from dressage.spec.status import Reason
 from worker.training.process.failures import RunFailure
 from worker.wire.run_dir import DISK_FULL_EXIT, STACKS, EventLogHandler, RunDirectory
 
+# As CUDA, its libraries and NCCL write it into exceptions that have no type of their own.
+GPU_FAULTS = ("CUDA error", "CUBLAS_STATUS", "cuBLAS", "CUDNN_STATUS", "cuDNN error", "NCCL", "ECC")
+
 
 def run_process(path: Path, work: Callable[[RunDirectory], None]) -> int:
     """Do the work of a run directory. Returns the exit code: 0 with a manifest, else 1."""
@@ -58,6 +61,8 @@ def _classified(error: Exception) -> tuple[Reason, str]:
         return Reason.OUT_OF_MEMORY, f"the memory of the device is full; lower batch_size. {text}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Reason.DISK_FULL, f"the disk of the run directory is full. {text}"
+    if isinstance(error, RuntimeError) and any(word in str(error) for word in GPU_FAULTS):
+        return Reason.GPU_FAILED, f"the GPU, or the way to another one, failed. {text}"
     if isinstance(error, ImportError):
         return Reason.MISSING_DEPENDENCY, f"the worker lacks a package: {text}"
     return Reason.INTERNAL_ERROR, text

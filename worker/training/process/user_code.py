@@ -9,16 +9,24 @@ from pathlib import Path
 from dressage.authoring.suite import Suite
 from dressage.sandbox.isolation import Isolation, strongest
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Sandbox, SandboxStartError
+from dressage.sandbox.process import Limits, Sandbox, SandboxStartError
 from dressage.spec.status import Reason
 from worker.training.process.failures import RunFailure
 
 log = logging.getLogger(__name__)
 
+THREADS = 4  # processes and threads of one environment
+
 
 @contextmanager
-def user_code(suite: Suite, *, network: bool, size: int) -> Iterator[WorkerPool]:
-    """Workers that run the suite's code, as many calls at a time as `size`.
+def user_code(suite: Suite, *, network: bool, size: int, workers: int = 0) -> Iterator[WorkerPool]:
+    """Workers that run the suite's code.
+
+    Args:
+        suite: Whose code it is.
+        network: Whether it may use the network.
+        size: Calls at a time.
+        workers: Environments that may be open at the same time.
 
     Raises:
         RunFailure: The code does not load.
@@ -30,7 +38,8 @@ def user_code(suite: Suite, *, network: bool, size: int) -> Iterator[WorkerPool]
         if walls.isolation is Isolation.LIMITS:
             log.warning("this host can only limit the suite's code, not isolate it")
         try:
-            pool = WorkerPool(Sandbox(Path(folder), walls=walls), size=size)
+            limits = Limits(processes=Limits().processes + THREADS * workers)
+            pool = WorkerPool(Sandbox(Path(folder), limits, walls), size=size)
         except SandboxStartError as error:
             raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
         try:

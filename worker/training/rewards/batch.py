@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dressage.spec.event import TokenRole
+from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, group_rewards, grouped
 from worker.training.rollout.rollout import Rollout
@@ -44,6 +45,19 @@ class RolloutBatch:
         """The rewards by group."""
         return grouped(self.rewards, self.group_size)
 
+    def teaching(self, *, mask_truncated: bool) -> list[bool | None]:
+        """Whether each group teaches anything; None: it was dropped, which says nothing.
+
+        A group teaches when its rewards differ and a rollout of it counts.
+        """
+        return [
+            None
+            if None in rewards
+            else not has_no_spread(rewards)
+            and not all(one.rollout.is_masked(truncated=mask_truncated) for one in group)
+            for rewards, group in zip(self.reward_groups, self.groups, strict=True)
+        ]
+
     def with_groups(self, fresh: Callable[[int], Sequence[ScoredRollout] | None]) -> "RolloutBatch":
         """A batch in which some groups have others in their place.
 
@@ -60,7 +74,7 @@ class RolloutBatch:
 
         Rollouts whose environment was lost are masked; truncated ones, if that is wanted.
         """
-        masked = [r.lost is not None or (mask_truncated and r.truncated) for r in self.rollouts]
+        masked = [rollout.is_masked(truncated=mask_truncated) for rollout in self.rollouts]
         return {
             "prompt_ids": [rollout.prompt_ids for rollout in self.rollouts],
             "completion_ids": [rollout.completion_ids for rollout in self.rollouts],

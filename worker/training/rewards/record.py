@@ -21,7 +21,8 @@ def rollout_record(
     roles = LETTER[TokenRole.PROMPT] * len(rollout.prompt_ids)
     roles += "".join(LETTER[role] for role in rollout.roles)
     stored = StoredRollout(
-        id=f"{phase}-{step}-{rollout.case.id}-{rollout.index}",
+        id=f"{phase}-{step}-{rollout.case.id}-{rollout.index}{rollout.resampled or ''}",
+        resampled=rollout.resampled is not None,
         phase=phase,
         step=step,
         case_id=rollout.case.id,

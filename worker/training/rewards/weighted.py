@@ -1,11 +1,12 @@
 """The reward of a rollout: the weighted sum of what its measures say."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dressage.authoring.measure import AssistantMessage, MeasureContext
-from dressage.measuring.combine import combined, verdicts_of
+from dressage.measuring.combine import combined, may_decide, verdicts_of
 from dressage.measuring.runner import MeasureRunner
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, Worker
@@ -36,21 +37,46 @@ class Scorer:
         *,
         timeout: float,
         judge_key: str | None = None,
+        seed: int = 0,
     ) -> None:
         self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
-        self._runner = MeasureRunner(rewards, pool, timeout=timeout, judge_key=judge_key)
+        self._runner = MeasureRunner(rewards, pool, timeout=timeout, judge_key=judge_key, seed=seed)
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[ScoredRollout]:
-        """Measure every rollout, all side by side, and close their environments."""
+    @property
+    def decides(self) -> bool:
+        """Whether any reward says that a case is solved."""
+        return bool(may_decide(self._rewards))
+
+    def score(
+        self, rollouts: Sequence[Rollout], *, state: dict[str, Any] | None = None
+    ) -> list[ScoredRollout]:
+        """Measure every rollout, all side by side, and close their environments.
+
+        Args:
+            rollouts: Finished ones.
+            state: TRL's `trainer_state`, for reward functions.
+        """
         workers = [rollout.worker for rollout in rollouts]
         try:
-            outcomes = self._runner.run([_context(rollout) for rollout in rollouts], workers)
+            outcomes = self._runner.run(
+                [_context(rollout) for rollout in rollouts],
+                workers,
+                completion_ids=[rollout.completion_ids for rollout in rollouts],
+                state=state,
+            )
         finally:
             self._close([worker for worker in workers if worker])
+            for rollout in rollouts:
+                rollout.worker = None
         return [
             self._scored(rollout, list(verdicts))
             for rollout, verdicts in zip(rollouts, outcomes, strict=True)
         ]
+
+    def logged(self) -> dict[str, list[float]]:
+        """What reward functions have logged since this was asked."""
+        found, self._runner.logged = self._runner.logged, defaultdict(list)
+        return dict(found)
 
     def _close(self, workers: list[Worker]) -> None:
         self._pool.run([(worker, {"call": "close"}) for worker in workers], self._timeout)
@@ -75,6 +101,8 @@ def _context(rollout: Rollout) -> MeasureContext:
         final=AssistantMessage(rollout.final_text),
         tool_calls=rollout.tool_calls,
         stop_reason=str(rollout.stop_reason),
+        prompt_length=rollout.prompt_length,
+        extra=rollout.extra,
     )
 
 
@@ -100,5 +128,9 @@ def unscored_message(scored: Sequence[ScoredRollout]) -> str:
     lost = next((s.rollout.lost for s in scored if s.rollout.lost is not None), None)
     if lost is not None:
         return f"the environment fails in every rollout: {lost}"
-    failed = next(v for s in scored for v in s.verdicts if v.value is None)
-    return f"the measure {failed.measure!r} fails on every rollout: {failed.reason}"
+    failed = next((v for s in scored for v in s.verdicts if v.error), None)
+    if failed is None:
+        return "no reward function applies to any rollout: all of them returned None"
+    every = all(any(v.error for v in s.verdicts) for s in scored)
+    where = "on every rollout" if every else "in every group, which is dropped for it"
+    return f"the measure {failed.measure!r} fails {where}: {failed.reason}"

@@ -1,6 +1,8 @@
 """Plays rollouts: generate, run the tools of all rollouts at once, repeat."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -9,22 +11,25 @@ from typing import Any, Protocol
 from dressage.authoring.measure import ToolCall
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, Worker
+from dressage.seeds import derived_seed
 from dressage.spec.chat import FunctionCall, Message
 from dressage.spec.event import TokenRole
-from dressage.spec.status import Reason
 from dressage.spec.suite import Case
-from worker.training.process.failures import RunFailure
-from worker.training.process.seeds import derived_seed
 from worker.training.rollout.rollout import Rollout, StopReason
-from worker.training.rollout.template import ConversationTemplate
+from worker.training.rollout.template import TOO_DEEP, ConversationTemplate
 
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]
 
 OPEN_TRIES = 2
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+MAX_NAME = 200  # of a tool that a model has made up
 
 
 class Engine(Protocol):
     """Plays rollouts; what the trainer and the evaluation need of it."""
+
+    def tell(self, on_turn: Callable[[int, int], None]) -> None:
+        """Have this called after each turn: rollouts of the batch that are played, of how many."""
 
     def play(
         self,
@@ -72,6 +77,7 @@ class RolloutEngine:
     ) -> None:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
+        self._on_turn: Callable[[int, int], None] = quiet
         self.longest_prompt = 0  # tokens, of all that was played, with what environments added
 
     def play(
@@ -107,7 +113,12 @@ class RolloutEngine:
             self._run_tools(waiting)
             live = [rollout for rollout, _ in waiting if rollout.stop_reason is None]
             turn += 1
+            self._on_turn(len(rollouts) - len(live), len(rollouts))
         return rollouts
+
+    def tell(self, on_turn: Callable[[int, int], None]) -> None:
+        """As for `Engine`."""
+        self._on_turn = on_turn
 
     def prompt_messages(self, case: Case, added: str | None = None) -> list[Message]:
         """The agent's instructions and the case's input as a conversation.
@@ -140,10 +151,12 @@ class RolloutEngine:
 
     def _open_request(self, case: Case) -> dict[str, Any]:
         content = case.model_dump(mode="json", include={"input", "expect", "metadata"})
+        seed = derived_seed(self._agent.seed, "environment", case.id)
         return {
             "call": "open",
             "name": self._agent.environment,
-            "case": {**content, "seed": derived_seed(self._agent.seed, "environment", case.id)},
+            "seed": seed,
+            "case": {**content, "seed": seed},
             "max_output": self._limits.tool_output,
         }
 
@@ -153,20 +166,14 @@ class RolloutEngine:
         (case, index), (worker, outcome) = pair, environment
         messages = self.prompt_messages(case, outcome.value)
         prompt = self._template.prompt(messages)
-        if len(prompt) >= self._limits.context_tokens:
-            raise RunFailure(
-                Reason.SUITE_INVALID,
-                f"case {case.id!r}: its prompt has {len(prompt)} tokens, which leaves no room in "
-                f"the model's context of {self._limits.context_tokens}",
+        lost = f"reset: {outcome.message}" if outcome.failure else None
+        if len(prompt) >= self._limits.context_tokens:  # with what its environment has added
+            lost = (
+                f"the prompt has {len(prompt)} tokens, which leaves no room in the model's context "
+                f"of {self._limits.context_tokens}"
             )
-        return Rollout(
-            case,
-            index,
-            messages,
-            prompt,
-            worker=worker,
-            lost=f"reset: {outcome.message}" if outcome.failure else None,
-        )
+            prompt = prompt[: self._limits.context_tokens - 1]
+        return Rollout(case, index, messages, prompt, worker=worker, lost=lost)
 
     def _take_turn(
         self, rollout: Rollout, prefix: list[int], ids: list[int], end_ids: frozenset[int]
@@ -174,6 +181,12 @@ class RolloutEngine:
         """Record what the model wrote and return its tool calls, if they are to be run."""
         rollout.append(ids, [TokenRole.ACTION] * len(ids))
         message = self._template.parse(ids, prefix)
+        requested = message.get("tool_calls") or []
+        if len(requested) > 1 and self._template.one_call_a_turn:
+            # A conversation that the template cannot show is not played: no server could.
+            message["tool_calls"] = requested[:1]
+            rollout.tool_failures += len(requested) - 1
+            rollout.tool_calls += [_untaken(call["function"]) for call in requested[1:]]
         rollout.messages.append(message)
         calls = [call["function"] for call in message.get("tool_calls") or []]
         if not ids or ids[-1] not in end_ids:
@@ -209,29 +222,36 @@ class RolloutEngine:
 
     def _results(self, calls: list[tuple[Rollout, FunctionCall]]) -> list[ToolCall]:
         problems = [self._problem(call) for _, call in calls]
-        requests: list[tuple[Worker | None, dict[str, Any]]] = [
-            (
-                rollout.worker,
-                {
-                    "call": "tool",
-                    "name": call["name"],
-                    "arguments": call["arguments"],
-                    "max_output": self._limits.tool_output,
-                },
-            )
-            for (rollout, call), problem in zip(calls, problems, strict=True)
-            if not problem
-        ]
+        counted: Counter[int] = Counter()  # calls of each rollout so far
+        requests = []
+        for (rollout, call), problem in zip(calls, problems, strict=True):
+            counted[id(rollout)] += 1
+            if not problem:
+                request = self._request(rollout, call, counted[id(rollout)])
+                requests.append((rollout.worker, request))
         outcomes = iter(self._pool.run(requests, self._limits.tool_timeout))
         results = []
         for (rollout, call), problem in zip(calls, problems, strict=True):
             arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
             outcome = Outcome() if problem else next(outcomes)
             error = problem or (outcome.message if outcome.failure else None)
-            results.append(ToolCall(call["name"], arguments, outcome.value, error))
+            name = str(call["name"])[:MAX_NAME]
+            results.append(ToolCall(name, arguments, outcome.value, error))
             if rollout.worker and not rollout.worker.alive:
                 rollout.lost = f"{call['name']}: {error}"
         return results
+
+    def _request(self, rollout: Rollout, call: FunctionCall, number: int) -> dict[str, Any]:
+        request: dict[str, Any] = {
+            "call": "tool",
+            "name": call["name"],
+            "arguments": call["arguments"],
+            "max_output": self._limits.tool_output,
+        }
+        if rollout.worker is None:  # an environment's draws go on from its reset
+            parts = ("tool", call["name"], rollout.case.id, rollout.iterations, number)
+            request["seed"] = derived_seed(self._agent.seed, *parts)
+        return request
 
     def _show(self, rollout: Rollout, results: list[ToolCall]) -> None:
         """Append tool results to a rollout's messages and tokens."""
@@ -260,9 +280,22 @@ class RolloutEngine:
         if call["name"] not in self._template.tool_names:
             have = ", ".join(sorted(self._template.tool_names))
             return f"there is no tool {call['name']!r}; the tools are: {have}"
+        if call["arguments"] == TOO_DEEP:
+            return f"the arguments are nested too deeply: {TOO_DEEP}"
         if not isinstance(call["arguments"], dict):
             return "the arguments must be a JSON object"
         return None
+
+
+def quiet(_done: int, _all: int) -> None:
+    """Nobody wants to know how far it is."""
+
+
+def _untaken(call: FunctionCall) -> ToolCall:
+    """A call beyond the one that the template can show."""
+    arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
+    why = "not run: the model's chat template shows one call in a message"
+    return ToolCall(call["name"], arguments, None, why)
 
 
 def tool_message(result: ToolCall) -> Message:
@@ -273,4 +306,6 @@ def tool_message(result: ToolCall) -> Message:
         else json.dumps({"error": result.error}, ensure_ascii=False)
     )
     content = content.encode("utf-8", "replace").decode()  # tokenizers refuse the rest
-    return {"role": "tool", "name": result.name, "content": content}
+    # A name that the model has made up may hold markup, or nothing: templates write it out.
+    name = result.name if TOOL_NAME.fullmatch(result.name) else "unknown"
+    return {"role": "tool", "name": name, "content": content}

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from dressage.authoring.measure import ToolCall
 from dressage.sandbox.process import Worker
@@ -56,6 +57,9 @@ class Rollout:
         observed: The results that were shown, by tool, as the template writes them.
         worker: The process of the rollout's environment, if it has one.
         lost: Why the environment failed. Such a rollout is never scored.
+        resampled: Which try in place of a group without spread it belongs to, if any.
+        extra: What a rollout function returned beside it, by name.
+        prompt_length: How many of `messages` are the prompt.
     """
 
     case: Case
@@ -73,6 +77,13 @@ class Rollout:
     stop_reason: StopReason | None = None
     worker: Worker | None = None
     lost: str | None = None
+    resampled: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+    prompt_length: int = 0
+
+    def __post_init__(self) -> None:
+        """Before anything is played the conversation is the prompt, unless it is given."""
+        self.prompt_length = self.prompt_length or len(self.messages)
 
     def append(self, ids: list[int], roles: list[TokenRole]) -> None:
         """Add tokens with their roles."""
@@ -94,10 +105,19 @@ class Rollout:
         """Whether it was cut off by its token budget."""
         return self.stop_reason is StopReason.MAX_COMPLETION_LENGTH
 
+    def is_masked(self, *, truncated: bool) -> bool:
+        """Whether it teaches nothing: it is lost, or cut and cut ones shall not teach."""
+        return self.lost is not None or (truncated and self.truncated)
+
     @property
     def final_text(self) -> str:
-        """What the model said last; empty when the last turn is a tool call or a result."""
-        last = self.messages[-1]
-        if last["role"] != "assistant" or last.get("tool_calls"):
+        """What the model said last; empty when the last turn is a tool call or a result.
+
+        A turn of the user after it, as rollout functions have it, is no answer.
+        """
+        said = self.messages[self.prompt_length :]
+        while said and said[-1]["role"] == "user":
+            said = said[:-1]
+        if not said or said[-1]["role"] != "assistant" or said[-1].get("tool_calls"):
             return ""
-        return str(last.get("content") or "")
+        return str(said[-1].get("content") or "")

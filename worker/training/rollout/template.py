@@ -1,6 +1,8 @@
 """Messages to token ids and back, with the role of every token decided from how it was made."""
 
 import contextlib
+import datetime
+import json
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,16 +14,21 @@ from trl.chat_template_utils import (
     get_training_chat_template,
     is_chat_template_prefix_preserving,
     parse_response,
-    supports_tool_calling,
+    qwen3_template,
 )
 
+from dressage.sandbox.templates import HERMES_CALL
 from dressage.spec.chat import Message, RequestedCall, ToolFunction, ToolSchema
 from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from worker.training.process.failures import RunFailure
+from worker.training.rollout.frozen import frozen_template
 from worker.training.rollout.rollout import Origin, Suffix
 
 SENTINEL = "body{}of{}"
+CALLED = "one two 7f3a"  # an argument that is found again in what a template writes
+MAX_ARGUMENTS_DEPTH = 64
+TOO_DEEP = f"(more than {MAX_ARGUMENTS_DEPTH} levels)"
 
 
 class ConversationTemplate:
@@ -43,8 +50,10 @@ class ConversationTemplate:
         end_ids: frozenset[int] = frozenset(),
         response_template: dict[str, Any] | None = None,
         thinking: bool | None = None,
+        date: datetime.date | None = None,
     ) -> None:
         self._options = {} if thinking is None else {"enable_thinking": thinking}
+        self.one_call_a_turn = False
         self.tools: list[ToolSchema] = [{"type": "function", "function": tool} for tool in tools]
         self.tool_names = {tool["name"] for tool in tools}
         self.tokenizer = tokenizer
@@ -59,16 +68,57 @@ class ConversationTemplate:
         self._markup = re.compile(
             f"(?=({'|'.join(map(re.escape, longest_first))}))" if longest_first else r"(?!)"
         )
+        self._thinks = "<think>" in tokenizer.chat_template
         if self.tools:
             self._require_tools(response_template)
+        self.tokenizer.chat_template = frozen_template(
+            self.tokenizer.chat_template,
+            self._renders,
+            thinking=thinking,
+            date=date,
+            has_first_token=self.tokenizer.bos_token is not None,
+        )
+        if self.tools:
             self._require_faithful()
+            self.one_call_a_turn = not self._shows_two_calls()
+
+    @property
+    def tools_json(self) -> str:
+        """The tools as the model sees them, for clients of what is served."""
+        return json.dumps(self.tools, ensure_ascii=False, indent=1)
+
+    def _renders(self, template: str, messages: list[Message]) -> str:
+        """What another template makes of a conversation."""
+        text: str = self.tokenizer.apply_chat_template(
+            messages,
+            chat_template=template,
+            tools=self.tools or None,
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        return text
+
+    def _shows_two_calls(self) -> bool:
+        """Whether a message may have two calls, without which no server could show it again."""
+        name = min(self.tool_names)
+        call: RequestedCall = {"type": "function", "function": {"name": name, "arguments": {}}}
+        turns: list[Message] = [
+            {"role": "user", "content": "question"},
+            {"role": "assistant", "content": "", "tool_calls": [call, call]},
+        ]
+        try:
+            self._text(turns)
+        except RunFailure:
+            return False
+        return True
 
     def _require_tools(self, response_template: dict[str, Any] | None) -> None:
-        if not supports_tool_calling(self.tokenizer):
+        missing = self._not_shown()
+        if missing:
             raise RunFailure(
                 Reason.MODEL_UNSUPPORTED,
-                "the model's chat template cannot render tools, but the agent has some; choose a "
-                "model with a tool template, or train without tools",
+                f"the model's chat template does not show {missing}, but the agent has tools; "
+                "choose a model with a tool template, or train without tools",
             )
         if response_template:
             self.tokenizer.response_template = response_template
@@ -76,6 +126,11 @@ class ConversationTemplate:
             try:
                 self.tokenizer = add_response_schema(self.tokenizer)
             except ValueError:
+                if HERMES_CALL.search(self.tokenizer.chat_template):
+                    # Of Qwen2.5's family, with another system prompt for example; that calls are
+                    # found again is tried below.
+                    self.tokenizer.response_template = qwen3_template
+                    return
                 raise RunFailure(
                     Reason.MODEL_UNSUPPORTED,
                     "the tool calls of this model's chat template cannot be parsed: it is none of "
@@ -87,6 +142,25 @@ class ConversationTemplate:
                 if twin:
                     self.tokenizer.chat_template = _without_generation_markers(twin)
 
+    def _not_shown(self) -> str | None:
+        """Which half of a round of tools the template leaves out: tools, or results.
+
+        What the model wrote itself need not be rendered again.
+        """
+        tool, answer = self.tools[0]["function"]["name"], "answer91bc"
+        messages: list[Message] = [{"role": "user", "content": "question"}]
+        call: RequestedCall = {"type": "function", "function": {"name": tool, "arguments": {}}}
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result: Message = {"role": "tool", "name": tool, "content": answer}
+        if tool not in self._text(messages):
+            return "tools"
+        try:
+            if answer not in self._text([*messages, turn, result]):
+                return "the results of tools"
+        except RunFailure as failure:
+            return f"a call and its result ({failure.message})"
+        return None
+
     def _require_faithful(self) -> None:
         """Play a conversation of two calls; it must be what the template renders as a whole."""
         name = min(self.tool_names)
@@ -97,7 +171,7 @@ class ConversationTemplate:
     def _unfaithful(self, name: str, thought: str | None) -> str | None:
         call: RequestedCall = {
             "type": "function",
-            "function": {"name": name, "arguments": {"value": "one two"}},
+            "function": {"name": name, "arguments": {"value": CALLED}},
         }
         turn: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
         if thought:
@@ -138,26 +212,73 @@ class ConversationTemplate:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def prompt(self, messages: list[Message]) -> list[int]:
-        """Token ids up to and including the header of the assistant's turn."""
-        ids: list[int] = self.tokenizer.apply_chat_template(
-            messages,
-            tools=self.tools or None,
-            add_generation_prompt=True,
-            return_dict=False,
-            **self._options,
-        )
-        return ids
+    def prompt(
+        self, messages: list[Message], *, tools: list[ToolSchema] | None = None
+    ) -> list[int]:
+        """Token ids up to and including the header of the assistant's turn.
+
+        Args:
+            messages: The conversation.
+            tools: What is shown instead of the agent's own tools.
+        """
+        text = self.prompt_text(messages, tools=tools)
+        return self._encode(text)
+
+    def prompt_text(self, messages: list[Message], *, tools: list[ToolSchema] | None = None) -> str:
+        """The same as text.
+
+        Raises:
+            RunFailure: The template refuses the conversation.
+        """
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools or self.tools or None,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._options,
+            )
+        except (TemplateError, TypeError) as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise RunFailure(
+                Reason.MODEL_UNSUPPORTED,
+                f"the model's chat template refuses a conversation ({roles}): {error}",
+            ) from None
+        return text
 
     def parse(self, ids: list[int], prefix: list[int]) -> Message:
         """The assistant message the model wrote. A broken tool call comes back as text."""
         if self.tools:
-            message: Message = parse_response(self.tokenizer, ids, prefix=prefix, tools=self.tools)
+            try:
+                message: Message = parse_response(
+                    self.tokenizer, ids, prefix=prefix, tools=self.tools
+                )
+            except RecursionError:  # what a model writes is data, however deep it goes
+                text = self.tokenizer.decode(ids, skip_special_tokens=True)
+                return {"role": "assistant", "content": text}
+            for call in message.get("tool_calls") or []:
+                if _depth(call["function"]["arguments"]) > MAX_ARGUMENTS_DEPTH:
+                    call["function"]["arguments"] = TOO_DEEP
             return message
-        return {
-            "role": "assistant",
-            "content": self.tokenizer.decode(ids, skip_special_tokens=True),
-        }
+        return self._without_thoughts(self.tokenizer.decode(ids, skip_special_tokens=True), prefix)
+
+    def _without_thoughts(self, text: str, prefix: list[int]) -> Message:
+        """A message whose content is what a server shows as the answer: its thoughts stand apart.
+
+        The answer is what follows the last `</think>`; a thought without an end is no answer.
+        """
+        thinking = self._thinks and (
+            "<think>" in text or self.tokenizer.decode(prefix[-3:]).rstrip().endswith("<think>")
+        )
+        thought, closed, answer = text.rpartition("</think>") if self._thinks else ("", "", text)
+        if closed:
+            opened = thought.strip().removeprefix("<think>").strip()
+            message: Message = {"role": "assistant", "content": answer.strip()}
+            return message | ({"reasoning_content": opened} if opened else {})
+        if thinking:
+            opened = text.strip().removeprefix("<think>").strip()
+            return {"role": "assistant", "content": "", "reasoning_content": opened}
+        return {"role": "assistant", "content": text}
 
     def tool_suffix(self, messages: list[Message]) -> Suffix:
         """Token ids that bring tool results to the model.
@@ -232,9 +353,10 @@ class ConversationTemplate:
 
     def _rendered(self, messages: list[Message]) -> str:
         """What the template writes after the token that ended the assistant's turn."""
+        name = messages[0]["name"]
         call: RequestedCall = {
             "type": "function",
-            "function": {"name": messages[0]["name"], "arguments": {}},
+            "function": {"name": name, "arguments": {"value": CALLED}},
         }
         turns: list[Message] = [
             {"role": "user", "content": "question"},
@@ -250,7 +372,7 @@ class ConversationTemplate:
         """
         before = self._text(turns)
         whole = self._text(turns + results, add_generation_prompt=True)
-        call = before.rfind(turns[-1]["tool_calls"][-1]["function"]["name"])
+        call = before.rfind(CALLED)  # a name may be in the markup, too
         ends = [before.rfind(end) + len(end) for end in self._ends if before.rfind(end) > call]
         cut = max(ends, default=len(before))
         if not ends:
@@ -272,6 +394,21 @@ class ConversationTemplate:
                 Reason.MODEL_UNSUPPORTED, f"the chat template refuses tool results: {error}"
             ) from None
         return text
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects lie within each other, at most one more than is looked for."""
+    level, depth = [value], 0
+    while level and depth <= MAX_ARGUMENTS_DEPTH:
+        inner = [
+            item
+            for part in level
+            if isinstance(part, dict | list)
+            for item in (part.values() if isinstance(part, dict) else part)
+        ]
+        depth += any(isinstance(part, dict | list) for part in level)
+        level = inner
+    return depth
 
 
 def _without_generation_markers(template: str) -> str:

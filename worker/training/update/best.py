@@ -25,26 +25,49 @@ class BestWeights:
         self.step: int | None = None
         self.score: tuple[float, float] | None = None
         self.evaluations_since = 0
+        self._offered_at = 0
         for earlier in previous:
             if (earlier / RECORD).is_file():
                 record = json.loads((earlier / RECORD).read_bytes())
                 self._kept_in = earlier
                 self.step, self.score = record["step"], tuple(record["score"])
+                self.evaluations_since = record.get("since", 0)
+                self._offered_at = record.get("offered_at", self.step)
 
     def offer(self, model: Any, *, step: int, score: tuple[float, float]) -> bool:
-        """Keep the weights if their score is higher than any before. Says whether it is."""
-        if self.score is not None and score <= self.score:
+        """Keep the weights if their score is higher than any before. Says whether it is.
+
+        A step that an earlier attempt has offered already, before it went back to its checkpoint,
+        counts once.
+        """
+        if step <= self._offered_at:
+            return step == self.step
+        self._offered_at = step
+        better = self.score is None or score > self.score
+        if better:
+            self.step, self.score, self.evaluations_since = step, score, 0
+        else:
             self.evaluations_since += 1
-            return False
-        self.step, self.score, self.evaluations_since = step, score, 0
-        self._kept_in = self._folder
         if ranks.rank():
-            return True
-        weights = {name: p.detach().cpu() for name, p in _trained(model)}
-        write_whole(self._folder / WEIGHTS, lambda file: torch.save(weights, file))
-        record = json.dumps({"step": step, "score": score}).encode()
-        write_whole(self._folder / RECORD, lambda file: file.write(record))
-        return True
+            self._kept_in = self._folder if better else self._kept_in
+            return better
+        if better or self._kept_in != self._folder:
+            weights = (
+                {name: p.detach().cpu() for name, p in _trained(model)}
+                if better
+                else torch.load(self._kept_in / WEIGHTS, weights_only=True)
+            )
+            write_whole(self._folder / WEIGHTS, lambda file: torch.save(weights, file))
+            self._kept_in = self._folder
+        record = {
+            "step": self.step,
+            "score": self.score,
+            "since": self.evaluations_since,
+            "offered_at": step,
+        }
+        text = json.dumps(record).encode()
+        write_whole(self._folder / RECORD, lambda file: file.write(text))
+        return better
 
     def restore(self, model: Any) -> None:
         """Put the best weights into the model."""

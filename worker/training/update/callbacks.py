@@ -13,6 +13,8 @@ from dressage.spec.status import Reason
 from worker.training.process.failures import RunFailure
 from worker.wire.run_dir import RunDirectory
 
+MAX_SKIPPED = 20  # a scaler starts at 2^16, and halves
+
 
 class EverySteps(TrainerCallback):
     """Calls a function every so many optimizer steps and after the last. True stops the run."""
@@ -27,14 +29,30 @@ class EverySteps(TrainerCallback):
 
 
 class FiniteGradients(TrainerCallback):
-    """Ends the run before a gradient that is not a number reaches the weights."""
+    """Ends the run before a gradient that is not a number reaches the weights.
+
+    In float16 gradients are scaled up, and a scale that was too large is lowered: such a step is
+    skipped by PyTorch's scaler, and counted here. Too many in a row are a failure.
+
+    Args:
+        note: Takes the name and the value of a metric.
+    """
+
+    def __init__(self, note: Callable[[str, float], None]) -> None:
+        self._note = note
+        self._skipped = 0
 
     def on_pre_optimizer_step(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
         """Look at all gradients at once."""
         norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
-        if norms and not torch.isfinite(torch.stack(norms)).all():
+        finite = not norms or bool(torch.isfinite(torch.stack(norms)).all())
+        self._skipped = 0 if finite else self._skipped + 1
+        scaled = args.fp16 and self._skipped < MAX_SKIPPED
+        if args.fp16:
+            self._note("optimizer/skipped_steps", float(not finite))
+        if not finite and not scaled:
             raise RunFailure(
                 Reason.NUMERICAL_ERROR,
                 f"a gradient is not a number at step {state.global_step + 1}; lower the learning "
@@ -67,8 +85,9 @@ class EventCallback(TrainerCallback):
         self._began = time.monotonic()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Say how far the run is."""
+        """Say how far the run is; the last steps have a log line, whatever logging_steps says."""
         self._steps_here += 1
+        control.should_log |= state.global_step >= state.max_steps
         self._run.emit(
             EventType.PROGRESS,
             step=state.global_step,

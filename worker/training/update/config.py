@@ -2,8 +2,10 @@
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 from peft import LoraConfig
+from torch.nn import Linear
 from trl import GRPOConfig
 
 from dressage.spec.status import Reason
@@ -12,6 +14,8 @@ from worker.training.process.failures import RunFailure
 from worker.training.update import ranks
 
 TENSORBOARD = "tensorboard"
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+ROUTERS = r".*\.(router|gate|shared_expert_gate)"
 
 
 def require_reporters(spec: TrainingSpec) -> None:
@@ -66,12 +70,45 @@ def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfi
     )
 
 
-def lora_config(spec: TrainingSpec) -> LoraConfig | None:
-    """The adapter, if there is one."""
+def require_targets(spec: TrainingSpec, model: Any) -> None:
+    """Check that every layer that shall get an adapter is there and can have one.
+
+    Raises:
+        RunFailure: One is not, or is shared with the embeddings.
+    """
+    if spec.lora is None or isinstance(spec.lora.target_modules, str):
+        return
+    modules = [name for name, _ in model.named_modules()]
+    missing = [
+        target
+        for target in spec.lora.target_modules
+        if not any(name == target or name.endswith(f".{target}") for name in modules)
+    ]
+    if missing:
+        linear = {n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, Linear)}
+        raise RunFailure(
+            Reason.MODEL_UNSUPPORTED,
+            f"training.lora.target_modules: the model has no layer {', '.join(missing)}; its "
+            f"linear layers are {', '.join(sorted(linear))}",
+        )
+    tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    if tied and "lm_head" in spec.lora.target_modules:
+        raise RunFailure(
+            Reason.MODEL_UNSUPPORTED,
+            "training.lora.target_modules: lm_head is one with the embeddings in this model, and "
+            "cannot have an adapter of its own; leave it out",
+        )
+
+
+def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
+    """The adapter, if there is one; the routers of experts have none."""
     if spec.lora is None:
         return None
     targets = spec.lora.target_modules
+    config = model.config.get_text_config()
+    experts = any(getattr(config, name, None) for name in EXPERTS)
     return LoraConfig(
+        exclude_modules=ROUTERS if experts and isinstance(targets, str) else None,
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,
         lora_dropout=spec.lora.dropout,

@@ -4,7 +4,8 @@
 them. Shapes: B rollouts of a micro-batch, T completion tokens, N observation tokens, H hidden size.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch.nn import functional
@@ -61,20 +62,22 @@ def echo_cross_entropy(
 
 
 def cross_entropy_at_one(
-    hidden_NH: torch.Tensor, labels_N: torch.Tensor, head: Any, softcap: float | None
+    hidden_NH: torch.Tensor, labels_N: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
     """−log p(label) at temperature 1 for selected positions, shape (N,).
 
     Used when sampling is not at temperature 1: the trainer's own log-probabilities are tempered
     then. Logits are made in chunks and made again for the backward pass, so that N × vocabulary
     never lies in memory.
+
+    Args:
+        hidden_NH: Last hidden states.
+        labels_N: The tokens that follow.
+        head: Makes logits of hidden states (`worker.training.model.Head`).
     """
 
     def chunk_loss(hidden: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        logits = head(hidden).float()
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        return functional.cross_entropy(logits, labels, reduction="none")
+        return functional.cross_entropy(head(hidden).float(), labels, reduction="none")
 
     parts = [
         checkpoint(

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dressage.sandbox.patterns import compile_pattern
 from dressage.spec.event import EventType, TokenRole
-from dressage.spec.training import EchoSpec
+from dressage.spec.training import TrainingSpec
+from worker.training.model import Head
 from worker.training.rollout.rollout import Rollout
+from worker.training.update import ranks
 from worker.training.update.collapse import CUT, CollapseDetector
 from worker.training.update.echo import (
     cross_entropy_at_one,
@@ -28,17 +31,26 @@ PATTERN_SECONDS = 5.0
 class EchoTerm:
     """Adds the environment's cross-entropy to a loss."""
 
-    def __init__(self, spec: EchoSpec, *, temperature: float, horizon: int, run: RunDirectory):
-        self._spec, self._temperature, self._horizon, self._run = spec, temperature, horizon, run
+    def __init__(self, training: TrainingSpec, run: RunDirectory) -> None:
+        assert training.echo
+        spec = training.echo
+        self._spec, self._temperature, self._run = spec, training.temperature, run
+        self._horizon = training.max_completion_length
+        self._mask_truncated = training.mask_truncated_completions
         self._detector = CollapseDetector()
         self._step_losses: list[float] = []
         self.coeff = spec.coeff
 
     def weights(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
-        """Weight of every completion token, (B, T): of what the environment wrote, else 0."""
+        """Weight of every completion token, (B, T): of what the environment wrote, else 0.
+
+        Rollouts that teach nothing because they are cut or lost teach nothing here either.
+        """
         return pad_sequence([torch.tensor(self._row(e)) for e in rollouts], batch_first=True)
 
     def _row(self, rollout: Rollout) -> list[float]:
+        if rollout.is_masked(truncated=self._mask_truncated):
+            return [0.0] * len(rollout.roles)
         ignored = [self._ignored(body) for _, body in rollout.observed]
         row = []
         for role, origin in zip(rollout.roles, rollout.origins, strict=True):
@@ -82,8 +94,7 @@ class EchoTerm:
         logps_BT: torch.Tensor,
         hidden_BTH: torch.Tensor | None,
         inputs: dict[str, Any],
-        head: Any,
-        softcap: float | None,
+        head: Head,
         share: float,
     ) -> tuple[torch.Tensor, float]:
         """The weighted term of one micro-batch, and its plain token mean for the curve.
@@ -94,7 +105,6 @@ class EchoTerm:
                 temperature is 1.
             inputs: The micro-batch, with `echo_weights` and `echo_total`.
             head: The language-model head.
-            softcap: Of the final logits, for models that have one.
             share: Part of the generation batch that one optimizer step covers, times the number of
                 processes that add to it.
         """
@@ -105,7 +115,7 @@ class EchoTerm:
                 cross_entropy_BT = -logps_BT
             else:
                 values = cross_entropy_at_one(
-                    hidden_BTH[selected], inputs["completion_ids"][selected], head, softcap
+                    hidden_BTH[selected], inputs["completion_ids"][selected], head
                 )
                 cross_entropy_BT = torch.zeros_like(logps_BT).masked_scatter(
                     selected, values.to(logps_BT.dtype)
@@ -127,12 +137,21 @@ class EchoTerm:
         """Whether the trainer's own log-probabilities are tempered."""
         return self._temperature != 1.0
 
-    def end_step(self, *, step: int, reward: float, entropy: float) -> None:
-        """Watch for collapse; lower the coefficient and say so."""
-        losses, self._step_losses = self._step_losses, []
-        if not (self._spec.guardrail and self.coeff > 0 and losses):
+    def end_step(self, *, step: int, rewards: Sequence[float], entropy: float) -> None:
+        """Watch for collapse; lower the coefficient and say so.
+
+        Args:
+            step: The optimizer step that has ended.
+            rewards: Of the step, of every process.
+            entropy: Mean entropy of the step's actions, of every process.
+        """
+        losses, self._step_losses = ranks.all_of(self._step_losses), []
+        if not (self._spec.guardrail and self.coeff > 0 and losses and rewards):
             return
-        if self._detector.observe(loss=sum(losses) / len(losses), reward=reward, entropy=entropy):
+        observed = self._detector.observe(
+            loss=fmean(losses), reward=fmean(rewards), spread=pstdev(rewards), entropy=entropy
+        )
+        if observed:
             before, self.coeff = self.coeff, self.coeff * CUT
             self._run.emit(
                 EventType.WARNING,

@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dressage.spec.status import Reason
-from worker.training.model import logit_softcap
+from worker.training.model import head_of
 from worker.training.process.failures import RunFailure
 from worker.training.rollout.rollout import Rollout
 from worker.training.update.echo import cross_entropy_at_one
@@ -18,8 +18,8 @@ from worker.training.update.echo_term import EchoTerm
 @torch.no_grad()
 def environment_cross_entropy(
     model: Any, echo: EchoTerm, rollouts: Sequence[Rollout], *, batch_size: int
-) -> float | None:
-    """Nats per selected token of given rollouts; None: no token is selected.
+) -> tuple[float, int]:
+    """Nats of all selected tokens of given rollouts, and how many these are.
 
     Args:
         model: The causal language model as it is now; its adapter's layers inside.
@@ -43,13 +43,12 @@ def environment_cross_entropy(
             cross_entropy_at_one(
                 hidden[:, :-1][selected],
                 ids[:, 1:][selected],
-                model.get_output_embeddings(),
-                logit_softcap(model),
+                head_of(model),
             )
         )
     model.train(was_training)
-    values = torch.cat(losses)
-    return float(values.mean()) if len(values) else None
+    values = torch.cat(losses) if losses else torch.zeros(0)
+    return float(values.sum()), len(values)
 
 
 def peak_memory_of_update(

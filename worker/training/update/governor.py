@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from worker.training.update.advantages import has_no_spread
-
 
 class SignalGovernor:
     """Watches groups step by step.
@@ -16,11 +14,11 @@ class SignalGovernor:
         self._patience = patience
         self.dead_steps = 0
 
-    def observe(self, groups: Sequence[Sequence[float | None]]) -> None:
-        """Take one step in. Groups that were dropped say nothing."""
-        known = [group for group in groups if None not in group]
+    def observe(self, teaching: Sequence[bool | None]) -> None:
+        """Take one step in: whether each group teaches. Dropped ones (None) say nothing."""
+        known = [group for group in teaching if group is not None]
         if known:
-            self.dead_steps = self.dead_steps + 1 if all(map(has_no_spread, known)) else 0
+            self.dead_steps = 0 if any(known) else self.dead_steps + 1
 
     @property
     def exhausted(self) -> bool:

@@ -1,45 +1,102 @@
-"""Our own metrics of a step, beside TRL's; averaged over the steps of one log line."""
+"""Our own metrics of a step, of all processes, beside TRL's; averaged over the steps of a log line.
+
+TRL counts lengths and ends from what enters the loss, where a masked rollout has no tokens: what is
+sampled is counted here, under the same names.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dressage.spec.event import TokenRole
-from worker.training.rewards.batch import RolloutBatch
-from worker.training.update.advantages import has_no_spread
+from dressage.spec.event import MeasureVerdict, TokenRole
+from worker.training.rewards.advantages import has_no_spread
+from worker.training.rewards.weighted import ScoredRollout
+
+
+@dataclass(frozen=True)
+class RolloutFigures:
+    """What a step's metrics need of one rollout: small enough to be told to other processes."""
+
+    verdicts: tuple[MeasureVerdict, ...]
+    scored: bool
+    passed: bool
+    prompt: int
+    completion: int
+    observation: int
+    calls: int
+    failed_calls: int
+    escaped_markup: int
+    stop_reason: str
+    truncated: bool
+    lost: bool
+
+    @classmethod
+    def of(cls, one: ScoredRollout) -> "RolloutFigures":
+        """Of one rollout."""
+        rollout = one.rollout
+        return cls(
+            verdicts=tuple(v.model_copy(update={"reason": ""}) for v in one.verdicts),
+            scored=one.reward is not None,
+            passed=one.passed,
+            prompt=len(rollout.prompt_ids),
+            completion=len(rollout.completion_ids),
+            observation=rollout.roles.count(TokenRole.OBSERVATION),
+            calls=len(rollout.tool_calls),
+            failed_calls=rollout.tool_failures,
+            escaped_markup=rollout.escaped_markup,
+            stop_reason=str(rollout.stop_reason),
+            truncated=rollout.truncated,
+            lost=rollout.lost is not None,
+        )
 
 
 def batch_metrics(
-    batch: RolloutBatch, groups: Sequence[Sequence[float | None]]
+    figures: Sequence[RolloutFigures],
+    groups: Sequence[Sequence[float | None]],
+    *,
+    decided: bool,
+    resampled: int,
 ) -> dict[str, float]:
     """Values by name, `stage/name`.
 
     Args:
-        batch: The rollouts of this process.
-        groups: Rewards by group, of every process.
+        figures: Of the rollouts of all processes.
+        groups: Their rewards by group.
+        decided: Whether any reward says what a pass is.
+        resampled: Groups that were played in place of others.
     """
-    rollouts = batch.rollouts
-    calls = sum(len(rollout.tool_calls) for rollout in rollouts)
-    failed = sum(rollout.tool_failures for rollout in rollouts)
-    observed = [float(rollout.roles.count(TokenRole.OBSERVATION)) for rollout in rollouts]
+    count = len(figures)
+    calls = sum(one.calls for one in figures)
+    scored = [float(one.passed) for one in figures if one.scored]
+    lengths = [float(one.completion) for one in figures]
+    ended = [float(one.completion) for one in figures if not one.truncated] or [0.0]
     values = {
-        "pass_rate": mean([float(s.passed) for s in batch.scored if s.reward is not None]),
-        "environments/lost": float(sum(rollout.lost is not None for rollout in rollouts)),
+        "pass_rate": mean(scored) if decided else math.nan,
+        "pass_rate_of_all": sum(scored) / count if decided else math.nan,
+        "environments/lost": float(sum(one.lost for one in figures)),
         "groups/dropped": mean([float(None in group) for group in groups]),
         "groups/no_spread": mean([float(has_no_spread(group)) for group in groups]),
-        "groups/resampled": float(batch.resampled),
-        "tools/calls": calls / len(rollouts),
-        "tools/failed_share": failed / calls if calls else 0.0,
-        "tools/escaped_markup": float(sum(rollout.escaped_markup for rollout in rollouts)),
-        "tokens/observation": mean(observed),
-        "tokens/longest_prompt": float(max(len(rollout.prompt_ids) for rollout in rollouts)),
+        "groups/resampled": float(resampled),
+        "tools/calls": calls / count,
+        "tools/failed_share": sum(one.failed_calls for one in figures) / calls if calls else 0.0,
+        "tools/escaped_markup": float(sum(one.escaped_markup for one in figures)),
+        "tokens/observation": mean([float(one.observation) for one in figures]),
+        "tokens/longest_prompt": float(max(one.prompt for one in figures)),
+        "completions/mean_length": mean(lengths),
+        "completions/min_length": min(lengths),
+        "completions/max_length": max(lengths),
+        "completions/clipped_ratio": mean([float(one.truncated) for one in figures]),
+        "completions/mean_terminated_length": mean(ended),
+        "completions/min_terminated_length": min(ended),
+        "completions/max_terminated_length": max(ended),
     }
-    for verdicts in zip(*(scored.verdicts for scored in batch.scored), strict=True):
-        known = [verdict.value for verdict in verdicts if verdict.value is not None]
-        values[f"measures/{verdicts[0].measure}"] = mean(known)
-        values[f"measures/{verdicts[0].measure}/failed"] = float(len(verdicts) - len(known))
-    stops = Counter(str(rollout.stop_reason) for rollout in rollouts)
-    return values | {f"stop/{reason}": count / len(rollouts) for reason, count in stops.items()}
+    for verdicts in zip(*(one.verdicts for one in figures), strict=True):
+        name = f"measures/{verdicts[0].measure}"
+        values[name] = mean([v.value for v in verdicts if v.value is not None])
+        values[f"{name}/failed"] = float(sum(bool(v.error) for v in verdicts))
+    stops = Counter(one.stop_reason for one in figures)
+    return values | {f"stop/{reason}": number / count for reason, number in stops.items()}
 
 
 def mean(values: Sequence[float]) -> float:

@@ -2,7 +2,7 @@
 
 from trl.trainer.utils import RepeatSampler
 
-from worker.training.process.seeds import derived_seed
+from dressage.seeds import derived_seed
 
 
 class EpochSampler(RepeatSampler):

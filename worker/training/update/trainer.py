@@ -17,31 +17,35 @@ from torch.nn.functional import pad
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOTrainer
 
+from dressage.seeds import derived_seed
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
-from worker.training.model import language_model, last_hidden_states, logit_softcap
+from worker.training.model import head_of, language_model, last_hidden_states
 from worker.training.process.failures import RunFailure
-from worker.training.process.seeds import derived_seed
+from worker.training.rewards.advantages import advantages_of, has_no_spread
 from worker.training.rewards.batch import RolloutBatch
 from worker.training.rewards.weighted import ScoredRollout, Scorer, unscored_message
 from worker.training.rollout.engine import Engine
 from worker.training.rollout.rollout import Rollout
 from worker.training.sampler import Sampling, TransformersSampler
 from worker.training.update import ranks
-from worker.training.update.advantages import advantages_of, has_no_spread
 from worker.training.update.callbacks import EventCallback, EverySteps, FiniteGradients, PauseWhen
 from worker.training.update.config import TENSORBOARD, grpo_config, lora_config
 from worker.training.update.echo_term import EchoTerm
 from worker.training.update.forward import environment_cross_entropy, peak_memory_of_update
 from worker.training.update.governor import SignalGovernor
-from worker.training.update.metrics import batch_metrics, mean
+from worker.training.update.metrics import RolloutFigures, batch_metrics, mean
+from worker.training.update.moved import MovedWeights
 from worker.training.update.order import EpochSampler
 from worker.wire.checkpoints import keep, mark_complete
 from worker.wire.run_dir import RunDirectory
 
 STEPS_WITHOUT_REWARD = 3
+ROWS_FOR_EACH = (
+    16  # rows generated at once for each row of a micro-batch: less memory, less of both
+)
 
 
 class JobTrainer(GRPOTrainer):
@@ -59,22 +63,15 @@ class JobTrainer(GRPOTrainer):
         run: RunDirectory,
         use_cpu: bool,
     ) -> None:
+        self._decided = scorer.decides
         self._cases, self._engine, self._scorer, self._run = cases, engine, scorer, run
         self._spec = spec
         self._batch = RolloutBatch((), spec.num_generations)
         self._steps_without_reward = 0
         self._step_rewards: list[float] = []  # of the last step, of every process
         self._logps: torch.Tensor | None = None  # of the forward pass whose loss is being made
-        self.echo = (
-            EchoTerm(
-                spec.echo,
-                temperature=spec.temperature,
-                horizon=spec.max_completion_length,
-                run=run,
-            )
-            if spec.echo
-            else None
-        )
+        self._entropies_seen = 0  # of the log line: one a micro-batch
+        self.echo = EchoTerm(spec, run) if spec.echo else None
         # The one way to tell transformers where its TensorBoard files go.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.path / TENSORBOARD)
         rows = [
@@ -86,10 +83,11 @@ class JobTrainer(GRPOTrainer):
             reward_funcs=[self._reward],
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
-            peft_config=lora_config(spec),
+            peft_config=lora_config(spec, model),
             rollout_func=self._trl_rollouts,
-            callbacks=[EventCallback(run), FiniteGradients()],
+            callbacks=[EventCallback(run), FiniteGradients(self._note)],
         )
+        self._moved = MovedWeights(self.accelerator.unwrap_model(self.model))
         self.governor = SignalGovernor(spec.pause_after_dead_steps)
         self.add_callback(EverySteps(1, lambda _: self.end_step()))
         self.add_callback(
@@ -101,7 +99,13 @@ class JobTrainer(GRPOTrainer):
         """A sampler on the model as it is now."""
         sampling = Sampling(temperature, self._spec.top_p, self._spec.top_k)
         model = self.accelerator.unwrap_model(self.model)
-        return TransformersSampler(model, self.processing_class, sampling)
+        rows = ROWS_FOR_EACH * self._spec.batch_size
+        return TransformersSampler(model, self.processing_class, sampling, rows=rows)
+
+    @property
+    def moved_share(self) -> float:
+        """Share of the trained weights that are not what they were when this attempt began."""
+        return self._moved.share(self.accelerator.unwrap_model(self.model))
 
     @property
     def planned_steps(self) -> int:
@@ -151,8 +155,8 @@ class JobTrainer(GRPOTrainer):
             device=self.accelerator.device,
         )
 
-    def environment_cross_entropy(self, rollouts: Sequence[Rollout]) -> float | None:
-        """Nats per selected token of given rollouts, under the model as it is now."""
+    def environment_cross_entropy(self, rollouts: Sequence[Rollout]) -> tuple[float, int]:
+        """Nats of the selected tokens of given rollouts, under the model as it is now; how many."""
         assert self.echo
         base = language_model(self.accelerator.unwrap_model(self.model))
         return environment_cross_entropy(
@@ -174,9 +178,22 @@ class JobTrainer(GRPOTrainer):
         for record in self._batch.records("train", step, advantages):
             self._run.emit(EventType.ROLLOUT, **record)
         self._step_rewards = [r for group in groups for r in group if r is not None]
-        self.governor.observe(groups)
-        for name, value in batch_metrics(self._batch, groups).items():
-            self._metrics["train"][name].append(value)
+        self._require_rewards()
+        masked = self._spec.mask_truncated_completions
+        self.governor.observe(ranks.all_of(self._batch.teaching(mask_truncated=masked)))
+        values = batch_metrics(
+            ranks.all_of([RolloutFigures.of(one) for one in self._batch.scored]),
+            groups,
+            decided=self._decided,
+            resampled=sum(ranks.all_of([self._batch.resampled])),
+        )
+        for name, value in values.items():
+            if name.startswith("completions/"):
+                self._metrics["train"][name][-1] = value  # TRL's, of what is masked
+            else:
+                self._note(name, value)
+        for name, logged in self._scorer.logged().items():
+            self._note(f"reward_functions/{name}", mean(logged))
         if self.echo:
             output |= self._echo_fields(output)
         return output
@@ -193,7 +210,13 @@ class JobTrainer(GRPOTrainer):
 
     def _scored(self, pairs: Sequence[tuple[Case, int]], seed: int) -> list[ScoredRollout]:
         sampler = self.sampler(self._spec.temperature)
-        return self._scorer.score(self._engine.play(pairs, sampler, sampler.end_ids, seed))
+        played = self._engine.play(pairs, sampler, sampler.end_ids, seed)
+        state = {
+            "global_step": self.state.global_step,
+            "max_steps": self.state.max_steps,
+            "epoch": self.state.epoch,
+        }
+        return self._scorer.score(played, state=state)
 
     def _resample(self, batch: RolloutBatch, seed: int) -> RolloutBatch:
         """Play other cases in place of groups without spread, as DAPO does (2503.14476)."""
@@ -210,6 +233,10 @@ class JobTrainer(GRPOTrainer):
             chosen = random.Random(own_seed).choices(self._cases, k=len(dead))
             pairs = [(case, index) for case in chosen for index in range(size)]
             fresh = RolloutBatch(tuple(self._scored(pairs, own_seed)), size)
+            for at, group in zip(dead, fresh.groups, strict=True):
+                for one in group:  # the case may be played twice in this step
+                    place = self.accelerator.process_index * len(batch.groups) + at
+                    one.rollout.resampled = f"try-{attempt + 1}-group-{place}"
             better = {
                 at: group
                 for at, group in zip(dead, fresh.groups, strict=True)
@@ -223,14 +250,24 @@ class JobTrainer(GRPOTrainer):
         return self._batch.for_trl(mask_truncated=self._spec.mask_truncated_completions)
 
     def _reward(self, prompts: list[Any], **_: Any) -> list[float | None]:
-        rewards = self._batch.rewards
-        if any(reward is not None for reward in rewards):
-            self._steps_without_reward = 0
-            return rewards
-        self._steps_without_reward += 1
-        if self._steps_without_reward == STEPS_WITHOUT_REWARD:
+        return self._batch.rewards
+
+    def _require_rewards(self) -> None:
+        """End a run in which nothing is scored, in a few steps or all there are."""
+        self._steps_without_reward = 0 if self._step_rewards else self._steps_without_reward + 1
+        if self._steps_without_reward >= min(STEPS_WITHOUT_REWARD, self.state.max_steps):
             raise RunFailure(Reason.USER_CODE_ERROR, unscored_message(self._batch.scored))
-        return rewards
+
+    def _note(self, name: str, value: float) -> None:
+        """Add to the metrics of this log line."""
+        self._metrics["train"][name].append(value)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        """An epoch, unless training is over: resumed at its last step, it would add one."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+            return None
+        return super()._run_epoch(*args, **kwargs)
 
     def _echo_fields(self, output: dict[str, Any]) -> dict[str, torch.Tensor]:
         """What ECHO needs of a generation batch, split into micro-batches by TRL like the rest."""
@@ -260,8 +297,7 @@ class JobTrainer(GRPOTrainer):
             self._logps,
             hidden[-1][:, -length - 1 : -1] if hidden else None,
             inputs,
-            base.get_output_embeddings(),
-            logit_softcap(base),
+            head_of(base),
             share / self.accelerator.num_processes,
         )
         metrics = self._metrics["train" if self.model.training else "eval"]
@@ -272,11 +308,16 @@ class JobTrainer(GRPOTrainer):
         return loss + term if self.echo.coeff > 0 else loss
 
     def end_step(self) -> None:
-        """Let ECHO look at the step that has just ended."""
+        """Look at the step that has just ended, before its log line is written."""
+        self._note("weights/moved_share", self.moved_share)
         entropies = self._metrics["train"]["entropy"]
-        if self.echo and entropies:
-            reward = mean(self._step_rewards)
-            self.echo.end_step(step=self.state.global_step, reward=reward, entropy=entropies[-1])
+        if len(entropies) < self._entropies_seen:  # a log line has begun
+            self._entropies_seen = 0
+        own, self._entropies_seen = entropies[self._entropies_seen :], len(entropies)
+        if self.echo:
+            entropy = mean(ranks.all_of(own))
+            step = self.state.global_step
+            self.echo.end_step(step=step, rewards=self._step_rewards, entropy=entropy)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
