@@ -40,6 +40,12 @@ async def submit(
     """
     spec = JobSpec.model_validate(job.spec)
     await require_trained(session, job, None)
+    if spec.agent.rollout_func:
+        message = (
+            f"rollouts of this job are played by {spec.agent.rollout_func!r}, a function of its "
+            "suite; an ordinary chat is not what was trained. Export the model, and ask it there"
+        )
+        raise JobInvalid.of([FieldProblem(field="agent.rollout_func", message=message)])
     problems = await _problems(session, storage, job, spec, request)
     if problems:
         raise JobInvalid.of(problems)

@@ -68,7 +68,12 @@ async def upload_suite(
 ) -> SuiteInfo:
     """Store a suite as the next version of its name; the same content is the same version."""
     mapping = FieldMapping(input_field, tuple(expect_fields or ())) if input_field else None
-    csv_text = request.headers.get("content-type", "").startswith("text/csv")
+    content_type = request.headers.get("content-type", "")
+    if content_type.startswith("multipart/"):
+        raise InvalidRequest(
+            "send the file itself as the body (curl --data-binary @cases.jsonl), not as a form"
+        )
+    csv_text = content_type.startswith("text/csv")
     with tempfile.TemporaryFile() as upload:
         await service.receive(
             request.stream(),

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, overload
 
-import docstring_parser
 import pydantic
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.fields import FieldInfo
 
+from dressage.authoring.docstrings import documentation_of
 from dressage.authoring.errors import (
     ToolArgumentsError,
     ToolDefinitionError,
@@ -168,15 +168,13 @@ def _tool(
     function: Callable[..., Any], name_override: str | None, description_override: str | None
 ) -> FunctionTool:
     name = str(name_override or getattr(function, "__name__", repr(function)))
-    documentation = docstring_parser.parse(inspect.getdoc(function) or "")
-    paragraphs = [documentation.short_description, documentation.long_description]
-    description = description_override or "\n\n".join(p for p in paragraphs if p)
+    documentation = documentation_of(inspect.getdoc(function) or "")
+    description = description_override or documentation.description
     if not description:
         raise ToolDefinitionError(
             f"tool {name!r} has no docstring: the model needs one sentence on what the tool does"
         )
-    described = {p.arg_name.lstrip("*"): p.description for p in documentation.params}
-    arguments_model = _arguments_model(name, function, described)
+    arguments_model = _arguments_model(name, function, documentation.parameters)
     try:
         schema = without_titles(arguments_model.model_json_schema())
     except PydanticInvalidForJsonSchema as error:
@@ -207,7 +205,7 @@ def _require_defaults(name: str, function: Callable[..., Any], schema: dict[str,
 
 
 def _arguments_model(
-    name: str, function: Callable[..., Any], described: dict[str, str | None]
+    name: str, function: Callable[..., Any], described: dict[str, str]
 ) -> type[pydantic.BaseModel]:
     try:
         hints = typing.get_type_hints(function, include_extras=True)

@@ -36,6 +36,15 @@ def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Ad
             )
         )
     training = requested.training
+    adjustments += [
+        Adjustment(
+            field=f"training.{given}",
+            requested=given,
+            effective=f"training.{own}",
+            reason="the name of this field here",
+        )
+        for given, own in training.renamed.items()
+    ]
     if training.load_in_4bit and training.lora is None:
         training = training.model_copy(update={"lora": LoraSpec()})
         adjustments.append(

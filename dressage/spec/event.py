@@ -95,6 +95,10 @@ class Rollout(Spec):
     verdicts: tuple[MeasureVerdict, ...]
     advantage: float | None = None
     error: str | None = Field(default=None, description="Why its environment was lost.")
+    whole: bool = Field(
+        default=True,
+        description="Whether messages and tokens are stored (`training.keep_rollouts`).",
+    )
     resampled: bool = Field(
         default=False, description="Played in place of a group without a spread of rewards."
     )

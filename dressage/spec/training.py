@@ -4,7 +4,13 @@ import re
 from collections.abc import Collection
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    field_validator,
+    model_validator,
+)
 
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.base import Spec
@@ -71,8 +77,42 @@ class EchoSpec(Spec):
         return pattern
 
 
+# Names of TRL and of scripts around it, and of ours where they differ.
+OTHER_NAMES = {
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "per_device_batch_size": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation",
+    "lr": "learning_rate",
+    "lr_scheduler_type": "lr_scheduler",
+    "torch_dtype": "dtype",
+    "max_tool_calling_iterations": "max_tool_iterations",
+    "max_new_tokens": "max_completion_length",
+    "activation_checkpointing": "gradient_checkpointing",
+    "lora_config": "lora",
+    "lora_r": "lora.r",
+    "lora_rank": "lora.r",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "lora_target_modules": "lora.target_modules",
+    "world_model_coeff": "echo.coeff",
+    "echo_coeff": "echo.coeff",
+}
+
+
 class TrainingSpec(Spec):
-    """Group-relative policy optimization, as TRL's `GRPOTrainer` runs it."""
+    """Group-relative policy optimization, as TRL's `GRPOTrainer` runs it.
+
+    Names of TRL's are understood, too, and shown as adjustments.
+    """
+
+    _renamed: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Fields that were given under another name: ours, by that name."""
+        return self._renamed
 
     epochs: float = Field(default=1, gt=0, le=1000, description="Passes over the training cases.")
     max_steps: int | None = Field(
@@ -166,6 +206,14 @@ class TrainingSpec(Spec):
         description="Of an attempt's checkpoints, so many of the newest become files of the job, "
         "also when it fails; exports can be made of them.",
     )
+    keep_rollouts: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the training rollouts that are stored whole, chosen by chance; the "
+        "first and the last of each group always are, of the others only the figures. Evaluations "
+        "are always stored whole.",
+    )
     resample_dead_groups: int = Field(
         default=0,
         ge=0,
@@ -188,6 +236,24 @@ class TrainingSpec(Spec):
     max_tool_output: int = Field(
         default=16_384, ge=64, description="Characters of a tool result shown to the model."
     )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _under_our_names(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(data, dict):
+            return handler(data)
+        ours, renamed = _renamed_fields(data)
+        found = handler(ours)
+        found._renamed = renamed
+        return found
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_or_none(cls, given: Any) -> Any:
+        """`"none"` and a single name, as TRL takes them."""
+        if given in ("none", None):
+            return ()
+        return (given,) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _some_checkpoints(self) -> Self:
@@ -218,6 +284,37 @@ class TrainingSpec(Spec):
     def cases_per_step(self) -> int:
         """Cases of one optimizer step on one GPU: each has a whole group."""
         return self.rollouts_per_step // self.num_generations
+
+
+def _renamed_fields(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The same fields under our names, and which ones were not.
+
+    Raises:
+        ValueError: A field is there under both names.
+    """
+    ours = {name: value for name, value in data.items() if name not in (*OTHER_NAMES, "use_lora")}
+    renamed = {}
+    for name, own in OTHER_NAMES.items():
+        if name not in data:
+            continue
+        part, _, inner = own.partition(".")
+        place, field = (ours, part) if not inner else (ours.get(part), inner)
+        if inner and not isinstance(place, dict):
+            if place is not None:
+                raise ValueError(f"{name} is {own} here, but {part} is no object")
+            place = ours[part] = {}
+        assert isinstance(place, dict)
+        if field in place:
+            raise ValueError(f"{name} and {own} are one field: give one of them")
+        place[field] = data[name]
+        renamed[name] = own
+    if "use_lora" in data:
+        renamed["use_lora"] = "lora"
+        if data["use_lora"]:
+            ours.setdefault("lora", {})
+        else:
+            ours["lora"] = None
+    return ours, renamed
 
 
 class EvaluationSpec(Spec):

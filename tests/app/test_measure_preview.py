@@ -155,3 +155,73 @@ def test_an_unknown_suite_is_named(api):
     assert response.json()["errors"] == [
         {"field": "suite", "line": None, "message": "there is no suite 'none'"}
     ]
+
+
+WORLD = b'''
+from dressage.authoring import Environment, measure, score
+
+class Board(Environment):
+    def reset(self, case):
+        self.board = [case.expect["start"]]
+
+    def place(self, mark: str) -> str:
+        """Place.
+
+        Args:
+            mark: What.
+        """
+        self.board.append(mark)
+        return "ok"
+
+@measure
+def full(context):
+    return score(len(context.environment.board) / 4, "".join(context.environment.board))
+'''
+
+
+def test_measures_of_an_environment_see_it_after_the_given_calls(api):
+    suite = Suite.from_records([{"id": "c1", "input": "go", "expect": {"start": "s"}}])
+    suite = Suite(suite.cases, {"world.py": WORLD})
+    assert api.post("/suites", params={"name": "w"}, content=suite.to_archive()).status_code == 201
+    calls = [{"name": "place", "arguments": {"mark": mark}, "result": "ok"} for mark in "ab"]
+    body = {
+        "suite": "w",
+        "rewards": ["full"],
+        "environment": "Board",
+        "rollouts": [{"case_id": "c1", "tool_calls": calls}, {"case_id": "c1"}],
+    }
+    first, second = api.post("/measures/preview", json=body).json()["items"]
+    assert (first["reward"], first["verdicts"][0]["reason"]) == (0.75, "sab")
+    assert (second["reward"], second["verdicts"][0]["reason"]) == (0.25, "s")
+    unknown = api.post("/measures/preview", json={**body, "environment": "Bord"}).json()
+    assert unknown["errors"][0]["field"] == "environment"
+    assert "the suite has Board" in unknown["detail"]
+    calls[0]["name"] = "take"
+    failed = api.post(
+        "/measures/preview", json={**body, "rollouts": [{"case_id": "c1", "tool_calls": calls}]}
+    )
+    assert failed.status_code == 422
+    assert "Board.take: " in failed.json()["detail"]
+
+
+def test_a_number_too_large_to_be_trained_with_is_out_of_range_here_too(api):
+    code = b"""
+from dressage.authoring import reward_function
+
+@reward_function
+def huge(completions, **columns):
+    return [1e39] * len(completions)
+"""
+    suite = Suite.from_records([{"id": "c1", "input": "go"}])
+    sent = Suite(suite.cases, {"r.py": code}).to_archive()
+    assert api.post("/suites", params={"name": "h"}, content=sent).status_code == 201
+    body = {
+        "suite": "h",
+        "rewards": [{"function": "huge", "weight": 10}],
+        "rollouts": [{"case_id": "c1"}],
+    }
+    (item,) = api.post("/measures/preview", json=body).json()["items"]
+    assert (item["reward"], item["verdicts"][0]["error"]) == (None, "out_of_range")
+    assert "1e+39" in item["verdicts"][0]["reason"]
+    heavy = {**body, "rewards": [{"function": "huge", "weight": 1e308}]}
+    assert api.post("/measures/preview", json=heavy).status_code == 422

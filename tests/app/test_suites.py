@@ -137,3 +137,9 @@ def test_what_is_not_there_is_not_found(api):
     for path in ("/suites/nothing", "/suites/nothing@2", "/suites/suite_x/cases"):
         assert api.get(path).status_code == 404
         assert api.get(path).json()["code"] == "not_found"
+
+
+def test_a_form_is_answered_with_how_to_send_a_file(api):
+    sent = api.post("/suites", params={"name": "s"}, files={"file": ("cases.jsonl", CASE.encode())})
+    assert sent.status_code in (400, 422)
+    assert "curl --data-binary @cases.jsonl" in sent.json()["detail"]

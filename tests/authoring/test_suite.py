@@ -4,6 +4,8 @@ import json
 import tarfile
 import zipfile
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -235,3 +237,98 @@ def test_a_key_twice_is_refused_with_its_line(where):
     for text in ('{"input": "p"}\n' + where, f"[{where}]"):
         with pytest.raises(SuiteError, match="is there twice"):
             upload(text)
+
+
+def parquet_of(**columns):
+    buffer = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def test_parquet_keeps_nulls_and_refuses_bytes_by_name():
+    mapping = FieldMapping("question", ("answer",))
+    data = parquet_of(question=["a", "b"], answer=[None, "x"], note=[None, None])
+    first, second = Suite.from_upload(io.BytesIO(data), mapping=mapping).cases
+    assert (first.expect, first.metadata) == ({"answer": None}, {"note": None})
+    assert second.expect == {"answer": "x"}
+    image = parquet_of(question=["a"], picture=[b"\x89PNG"], answer=["x"])
+    with pytest.raises(SuiteError, match=r"columns of bytes, which no model reads: picture \("):
+        Suite.from_upload(io.BytesIO(image), mapping=mapping)
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CHAT = [
+    {"role": "user", "content": "1 + 1?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "2"},
+    {"role": "assistant", "content": "2."},
+    {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "2?"}]},
+]
+
+
+def test_chats_are_taken_as_the_wire_has_them_and_nothing_is_added():
+    (case,) = Suite.from_records([{"input": CHAT}]).cases
+    assert case.conversation("Add.") == [
+        {"role": "system", "content": "Add."},
+        CHAT[0],
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": {"a": 1}},
+                }
+            ],
+        },
+        CHAT[2],
+        CHAT[3],
+        {"role": "user", "content": "And 2?"},
+    ]
+    again = Suite.from_records([json.loads(case.model_dump_json())]).cases
+    assert again == (case,)
+
+
+@pytest.mark.parametrize(
+    ("turns", "sentence"),
+    [
+        ([], "must end with a user message"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}],
+            "must end with",
+        ),
+        ([{"role": "user", "content": 7}], "input.0.content: Input should be a valid string"),
+        ([{"role": "robot", "content": "x"}], "input.0.role: Input should be 'system', 'user'"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
+            "input.0.content: a part of type 'image_url': only text can be trained on",
+        ),
+        ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "a user turn has tool_calls"),
+        ([{"role": "tool", "content": "2"}], "comes after the call of a tool"),
+        (
+            [{"role": "user", "content": "x"}, {"role": "system", "content": "late"}, CHAT[0]],
+            "turn 1: a system message stands at the beginning",
+        ),
+        (
+            [
+                CHAT[0],
+                {**CHAT[1], "tool_calls": [{"function": {"name": "f", "arguments": "{a"}}]},
+                CHAT[2],
+            ],
+            "arguments: the text is not JSON",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_chat_is_said_of_the_field(turns, sentence):
+    with pytest.raises(SuiteError) as caught:
+        Suite.from_records([{"input": turns}])
+    assert sentence in str(caught.value)
+
+
+def test_csv_may_have_long_fields_and_other_text_says_how_it_is_read():
+    long = "x" * 200_000
+    data = f"id,input\n1,{long}\n".encode()
+    (case,) = Suite.from_upload(io.BytesIO(data), csv_text=True).cases
+    assert len(case.input) == 200_000
+    with pytest.raises(SuiteError, match="for CSV say Content-Type: text/csv"):
+        Suite.from_upload(io.BytesIO(b"id,input\n1,hello\n"))

@@ -3,7 +3,7 @@ import datetime
 import enum
 import inspect
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -228,3 +228,73 @@ def test_arguments_that_json_has_no_type_for_are_read_from_text():
 class Kind(StrEnum):
     A = "a"
     B = "b"
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "Find.\n\nKeyword Args:\n    city: Where.\n    n: How many.\n",
+        "Find.\n\nArgs:\n    - city: Where.\n    * n (int): How many.\n",
+        "Find.\n\nArgs:\n    city - Where.\n    n \u2013 How many.\n",
+        "Find.\n\nArgs:\n    city: Where.\n\nKeyword Args:\n    n: How many.\n",
+        "Find.\n\nParameters\n----------\ncity : str\n    Where.\nn : int\n    How many.\n",
+        "Find.\n\n:param city: Where.\n:param n: How many.\n",
+    ],
+)
+def test_every_shape_of_a_docstring_describes_the_parameters(docstring):
+    def find(city: str, n: int) -> str:
+        return f"{city}{n}"
+
+    find.__doc__ = docstring
+    tool = function_tool(find)
+    assert tool.description == "Find."
+    shown = tool.parameters["properties"]
+    assert (shown["city"]["description"], shown["n"]["description"]) == ("Where.", "How many.")
+
+
+def test_several_names_in_a_line_of_numpy_share_what_is_said():
+    def at(x: float, y: float) -> str:
+        """Look.
+
+        Parameters
+        ----------
+        x, y : float
+            Coordinates.
+        """
+        return f"{x}{y}"
+
+    shown = function_tool(at).parameters["properties"]
+    assert [shown[name]["description"] for name in "xy"] == ["Coordinates.", "Coordinates."]
+
+
+def test_a_docstring_of_arguments_alone_is_no_description():
+    def find(city: str) -> str:
+        """Args:
+        city: Where.
+        """
+        return city
+
+    with pytest.raises(ToolDefinitionError, match="'find' has no docstring"):
+        function_tool(find)
+    tool = function_tool(name_override="look", description_override="Look there.")(find)
+    assert (tool.name, tool.description) == ("look", "Look there.")
+    assert called(tool, {"city": "Bern"}) == "Bern"
+
+
+@pytest.mark.parametrize("default", [float("inf"), float("nan"), object()])
+def test_a_default_that_json_cannot_say_is_refused_by_name(default):
+    def wait(seconds: Any = default) -> str:
+        """Wait."""
+        return str(seconds)
+
+    with pytest.raises(ToolDefinitionError, match="tool 'wait': the default of 'seconds'"):
+        function_tool(wait)
+
+
+def test_a_key_named_title_inside_of_a_default_is_the_authors():
+    def place(where: dict[str, str] = {"title": "Bern", "x": "y"}) -> str:  # noqa: B006
+        """Put."""
+        return str(where)
+
+    shown = function_tool(place).parameters["properties"]["where"]
+    assert shown["default"] == {"title": "Bern", "x": "y"}

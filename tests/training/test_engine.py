@@ -1,9 +1,14 @@
+import copy
+
 import pytest
 
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
+from tests.conftest import TINY_MODEL
+from tests.training.test_template_families import CONTROL, MISTRAL, shipped
+from worker.training.model import end_ids
 from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
 from worker.training.rollout.rollout import StopReason
 from worker.training.rollout.template import ConversationTemplate
@@ -145,3 +150,117 @@ def test_a_prompt_that_fills_the_context_ends_its_rollout_and_no_other(play):
     assert rollout.stop_reason == "environment_lost"
     assert "leaves no room in the model's context of 50" in rollout.lost
     assert len(rollout.prompt_ids) + len(rollout.completion_ids) == 50
+
+
+@pytest.mark.parametrize(
+    "name", ["", "end", "im", "n", "|", "<|im_end|>", "tool_call", "user\n", "é" * 50, "null"]
+)
+def test_what_a_model_calls_is_data_whatever_its_name(play, name):
+    rollout = play(call(name, n=1), "sorry", completion_tokens=900)
+    assert rollout.stop_reason is StopReason.COMPLETED
+    (message,) = tool_messages(rollout)
+    assert "there is no tool" in message
+    assert rollout.final_text == "sorry"
+    assert rollout.messages[-2]["name"] in (name, "unknown")
+
+
+@pytest.mark.parametrize(
+    ("text", "calls"),
+    [
+        ("<tool_call>\n" + "[" * 3000, 0),
+        ('<tool_call>\n{"name": "double", "arguments": ' + "[" * 3000, 0),
+        (
+            '<tool_call>\n{"name": "double", "arguments": {"n": '
+            + "[" * 300
+            + "1"
+            + "]" * 300
+            + "}}\n</tool_call>",
+            1,
+        ),
+    ],
+)
+def test_brackets_without_end_are_data_too(play, text, calls):
+    rollout = play(text, "sorry", completion_tokens=900)
+    assert len(rollout.tool_calls) == calls
+    if calls:
+        assert "nested too deeply" in tool_messages(rollout)[0]
+
+
+def test_names_that_are_in_the_markup_are_names_of_tools_like_others(tokenizer):
+    for name in ("end", "im", "tool", "n", "start"):
+        tool = {
+            "name": name,
+            "description": "Do.",
+            "parameters": {"type": "object", "properties": {}},
+        }
+        template = ConversationTemplate(tokenizer, [tool])
+        suffix = template.tool_suffix([{"role": "tool", "name": name, "content": "body"}])
+        observed = [
+            i for i, r in zip(suffix.ids, suffix.roles, strict=True) if r is TokenRole.OBSERVATION
+        ]
+        assert tokenizer.decode(observed) == "body"
+
+
+def test_calls_beyond_what_the_template_can_show_are_not_played_and_counted(
+    tokenizer, sandbox, monkeypatch
+):
+    monkeypatch.setattr(ConversationTemplate, "_shows_two_calls", lambda _: False)
+    template = ConversationTemplate(tokenizer, sandbox.sandbox.tools)
+    engine = RolloutEngine(
+        template=template,
+        agent=AgentParts(None, None, 0),
+        pool=sandbox,
+        limits=RolloutLimits(400, 1024, 3, 5.0, 1000),
+    )
+    says = iter([call("double", n=1) + "\n" + call("double", n=2), "done"])
+    end = tokenizer.eos_token_id
+    (rollout,) = engine.play(
+        [(Case(id="c", input="q"), 0)],
+        lambda *_: [[*tokenizer(next(says))["input_ids"], end]],
+        frozenset([end]),
+        seed=1,
+    )
+    assert tool_messages(rollout) == ['{"is": 2}']
+    assert len(rollout.messages[1]["tool_calls"]) == 1
+    refused, played = rollout.tool_calls
+    assert (played.result, refused.result) == ('{"is": 2}', None)
+    assert "shows one call in a message" in refused.error
+    assert rollout.tool_failures == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "thought"),
+    [
+        ("<think>42?</think>Seven.", "Seven.", "42?"),
+        ("42?</think>\n\nSeven.", "Seven.", "42?"),
+        ("<think>a</think>b</think> Seven. ", "Seven.", "a</think>b"),
+        ("<think>42 for ever", "", "42 for ever"),
+        ("Seven.", "Seven.", None),
+    ],
+)
+def test_thoughts_are_no_part_of_the_answer(tokenizer, text, content, thought):
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = shipped("qwen3").replace("tools", "no_tools")
+    template = ConversationTemplate(own, [])
+    message = template.parse(own(text)["input_ids"], own("x")["input_ids"])
+    assert (message["content"], message.get("reasoning_content")) == (content, thought)
+
+
+@pytest.mark.parametrize(
+    ("family", "ends"),
+    [
+        ("qwen2_5", {"<|im_end|>"}),
+        ("qwen3", {"<|im_end|>"}),
+        ("llama3_1", {"<|eot_id|>"}),
+        ("gemma3", {"<end_of_turn>"}),
+        ("phi3", {"<|end|>"}),
+        ("mistral", {"</s>"}),
+    ],
+)
+def test_a_turn_ends_where_its_template_ends_it_whatever_the_model_says(tokenizer, family, ends):
+    """A base model, whose `eos_token` is another one."""
+    own = copy.deepcopy(tokenizer)
+    text = MISTRAL if family == "mistral" else shipped(family).replace("bos_token", "''")
+    own.add_tokens(sorted({*CONTROL.findall(text), *ends, "<|endoftext|>"}))
+    own.chat_template, own.eos_token = text, "<|endoftext|>"
+    assert {own.decode([i]) for i in end_ids(TINY_MODEL, own)} >= ends | {"<|endoftext|>"}

@@ -3,15 +3,18 @@
 import hashlib
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
+import httpx2
 import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from dressage.authoring import Suite
 from dressage.sandbox.pool import WorkerPool
 from dressage.spec.artifact import ArtifactKind
 from dressage.spec.export import K_QUANTS
@@ -26,6 +29,7 @@ from tests.training.conftest import events_of
 from worker.training.evaluate import split
 from worker.training.export.__main__ import run_export
 from worker.training.export.gguf import GgufModel, convert
+from worker.training.export.merge import merge
 from worker.training.export.ollama import Ollama
 from worker.training.export.parity import ParityCheck
 from worker.training.export.served import agent_template
@@ -55,7 +59,7 @@ def job(job_spec):
 def export(tmp_path, arithmetic, job, adapter):
     """`export({...})`: run one export of the adapter; the directory, and its manifest."""
 
-    def go(spec, *, url=None, **options):
+    def go(spec, *, url=None, suite=arithmetic, **options):
         folder = tmp_path / f"export-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         run_spec = ExportRunSpec(
@@ -69,7 +73,7 @@ def export(tmp_path, arithmetic, job, adapter):
             }
         )
         (folder / SPEC).write_text(run_spec.model_dump_json())
-        (folder / SUITE).write_bytes(arithmetic.to_archive())
+        (folder / SUITE).write_bytes(suite.to_archive())
         run = RunDirectory(folder)
         packed = run.pack(adapter, ArtifactKind.ADAPTER)
         (run.artifacts / packed.name).rename(folder / INPUT)
@@ -455,3 +459,117 @@ def test_what_the_converter_refuses_becomes_a_sentence(merged, tmp_path, breakag
     with pytest.raises(RunFailure, match=re.escape(sentence)) as caught:
         convert(broken, tmp_path / "x.gguf", "f16", {})
     assert caught.value.reason is Reason.CONVERSION_FAILED
+
+
+def test_an_export_of_the_example_passes_its_own_parity(export, ollama, arithmetic):
+    """As the README does it: no `on_problem`, every turn's prompt the trained one as text."""
+    _, manifest = export(ollama_spec(parity_cases=CASES), url=ollama.url)
+    assert manifest["failure"] is None
+    *_, report = manifest["result"]["parity"]
+    assert report["served"] == "ollama:calc-agent"
+    assert (report["problems"], report["notes"], report["first_difference"]) == ([], [], None)
+    assert report["same_prompt"] == 1.0
+    assert "_debug_render_only" not in str(manifest["result"])
+
+
+def test_it_is_served_with_the_sampling_it_was_proved_with(export, ollama, job):
+    proved = job.model_copy(
+        update={"evaluation": job.evaluation.model_copy(update={"temperature": 0.3})}
+    )
+    _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url, job=proved)
+    parameters = ollama.models["calc-agent:latest"]["parameters"]
+    assert parameters == manifest["result"]["ollama"]["parameters"]
+    assert {name: parameters[name] for name in ("temperature", "top_p", "top_k")} == {
+        "temperature": 0.3,
+        "top_p": 1.0,
+        "top_k": 0,
+    }
+    assert (parameters["num_predict"], parameters["repeat_penalty"]) == (60, 1.0)
+
+
+def test_a_context_beyond_what_the_model_holds_is_said(export, ollama):
+    run, _ = export(ollama_spec(parity_cases=0, num_ctx=8192), url=ollama.url)
+    (warning,) = [w for w in events_of(run, "warning") if w["code"] == "num_ctx"]
+    assert warning["message"] == "num_ctx is 8192, and the model holds 1024 tokens"
+
+
+def test_the_call_that_is_shown_has_the_agents_tools_and_works(export, ollama):
+    _, manifest = export(ollama_spec(parity_cases=0), url=ollama.url)
+    command = shlex.split(manifest["result"]["ollama"]["curl"])
+    assert command[:2] == ["curl", f"{ollama.url}/api/chat"]
+    answer = httpx2.post(command[1], content=command[3].encode(), timeout=60).json()
+    assert answer["done"]
+    assert json.loads(command[3])["tools"][0]["function"]["name"] == "calculate"
+
+
+def test_what_was_tried_leaves_the_servers_memory(export, ollama):
+    export(ollama_spec(parity_cases=0), url=ollama.url)
+    assert any(name.startswith("dressage-staging") for name in ollama.unloaded)
+
+
+def test_a_server_of_ones_own_building_is_tried_and_adapters_asked_for_first(export, with_base):
+    with_base.version = "0.0.0"
+    _, manifest = export(ollama_spec(parity_cases=0), url=with_base.url)
+    assert manifest["failure"] is None
+    with_base.version = "0.34.1"
+    with pytest.raises(RunFailure, match="no new models of a base with an adapter; leave base out"):
+        export(ollama_spec(base="tiny:base"), url=with_base.url)
+
+
+def test_a_password_in_a_servers_address_is_shown_nowhere(export, ollama, monkeypatch):
+    monkeypatch.setenv("DRESSAGE_OLLAMA_TOKEN", "t0ken")
+    secret = ollama.url.replace("http://", "http://user:pa55word@")
+    run, manifest = export(ollama_spec(parity_cases=0), url=secret)
+    assert manifest["result"]["ollama"]["server"] == ollama.url
+    assert "pa55word" not in json.dumps(manifest)
+    assert "pa55word" not in (run.path / "events.jsonl").read_text()
+    with pytest.raises(RunFailure) as caught:
+        export(ollama_spec(), url="http://user:pa55word@127.0.0.1:1")
+    assert "pa55word" not in caught.value.message
+    assert "t0ken" not in json.dumps(manifest)
+
+
+def test_distributions_that_cannot_be_compared_are_said_and_refuse_an_adapter(
+    export, with_base, monkeypatch
+):
+    """A server without log-probabilities: nobody knows whether it has dropped the adapter."""
+    complete = OllamaServer.complete
+
+    def silent(self, model, request):
+        answer = complete(self, model, request)
+        answer["choices"][0]["finish_reason"] = "stop"
+        return answer
+
+    monkeypatch.setattr(OllamaServer, "complete", silent)
+    run, manifest = export(ollama_spec(), url=with_base.url)
+    assert manifest["failure"] is None
+    *_, report = manifest["result"]["parity"]
+    assert report["kl"] is None
+    assert "whether an adapter was dropped is not known" in report["notes"][0]
+    assert any(w["code"] == "parity" for w in events_of(run, "warning"))
+    _, manifest = export(ollama_spec(base="tiny:base", name="on-base"), url=with_base.url)
+    assert manifest["failure"]["reason"] == "parity_failed"
+    assert "could not be found out" in manifest["failure"]["message"]
+
+
+def test_tools_that_ollama_shows_otherwise_are_a_known_difference(export, ollama, job, arithmetic):
+    """Trained with a `default` in the schema, which Ollama drops."""
+    code = arithmetic.code["tools.py"].decode()
+    changed = code.replace("expression: str)", 'expression: str = "1")')
+    assert changed != code
+    suite = Suite(arithmetic.cases, {**arithmetic.code, "tools.py": changed.encode()})
+    _, manifest = export(ollama_spec(), url=ollama.url, suite=suite)
+    assert manifest["failure"] is None
+    *_, report = manifest["result"]["parity"]
+    assert (report["same_prompt"], report["problems"]) == (1.0, [])
+    assert "train with agent.tool_schema ollama" in report["notes"][0]
+
+
+def test_an_adapter_that_was_not_moved_is_called_so(tmp_path, adapter):
+    still = tmp_path / "still"
+    shutil.copytree(adapter, still)
+    weights = load_file(still / "adapter_model.safetensors")
+    zeroed = {n: torch.zeros_like(t) if "lora_B" in n else t for n, t in weights.items()}
+    save_file(zeroed, still / "adapter_model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RunFailure, match="training has not moved its weights"):
+        merge(still, str(TINY_MODEL), tmp_path / "merged", ["x"], trained_in_4bit=False)

@@ -50,11 +50,34 @@ def cases_by_step(run):
     return {step: sorted(cases) for step, cases in found.items()}
 
 
+# In a world of its own: what crosses between the processes must not hold its socket.
+WORLD = '''
+from dressage.authoring import Environment
+
+class World(Environment):
+    def reset(self, case):
+        self.calls = 0
+
+    def calculate(self, expression: str) -> str:
+        """Evaluate arithmetic.
+
+        Args:
+            expression: The expression.
+        """
+        self.calls += 1
+        return str(eval(expression, {}))
+'''
+
+
 @pytest.fixture
-def two(make_run):
+def two(make_run, job_spec):
+    agent = {key: value for key, value in job_spec["agent"].items() if key != "tools"}
+
     def make(name, **changes):
         return make_run(
             name,
+            code={"world.py": WORLD},
+            agent={**agent, "environment": "World"},
             training=TRAINING,
             evaluation={"holdout": 0.2, "every_steps": 2},
             preflight={"cases": 2},
@@ -84,6 +107,16 @@ def test_two_processes_train_one_model_and_go_on_exactly(two):
         *("preparing", "training", "evaluating"),
     ]
     assert len(events_of(whole, "preflight")) == 1
+    for line in events_of(whole, "metrics"):  # of both processes: 8 rollouts
+        step = [
+            r
+            for r in events_of(whole, "rollout")
+            if (r["phase"], r["step"]) == ("train", line["step"])
+        ]
+        passed = [r["reward"] == 1 for r in step]
+        assert line["values"]["pass_rate"] == pytest.approx(sum(passed) / 8)
+        lengths = [len(r["roles"]) - r["roles"].count("p") for r in step]
+        assert line["values"]["completions/mean_length"] == pytest.approx(sum(lengths) / 8)
     assert (whole.path / MANIFEST).is_file()
     states = {p.name for p in newest_complete((whole.path,)).glob("rng_state_*.pth")}
     assert states == {"rng_state_0.pth", "rng_state_1.pth"}

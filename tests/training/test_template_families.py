@@ -203,3 +203,29 @@ def test_a_template_that_rewrites_earlier_turns_is_refused_with_the_first_token(
 def test_a_turn_that_no_token_ends_is_refused(family):
     with pytest.raises(RunFailure, match="rewrites earlier turns"):
         family(shipped("gemma4_v5"), ["<|never|>"])
+
+
+def test_qwen2_5_with_another_system_prompt_is_of_its_family(family):
+    text = shipped("qwen2_5").replace(
+        "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.", "Be useful."
+    )
+    assert text != shipped("qwen2_5")
+    ids, roles, messages = play(template := family(text, ["<|im_end|>"]), {})
+    assert ids == template.prompt(messages)
+    assert text_of(template, ids, roles, TokenRole.OBSERVATION) == "4240"
+
+
+@pytest.mark.parametrize(
+    ("template", "missing"),
+    [
+        ("{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}", "tools"),
+        (
+            "{{ tools }}{% for m in messages if m.role != 'tool' %}{{ m.content }}<|im_end|>"
+            "{% endfor %}",
+            "the results of tools",
+        ),
+    ],
+)
+def test_a_template_says_which_half_it_leaves_out(family, template, missing):
+    with pytest.raises(RunFailure, match=f"does not show {missing}, but the agent has tools"):
+        family(template, ["<|im_end|>"])

@@ -73,7 +73,7 @@ def build(
     )
     require_targets(training, model)
     context = context_length(model.config)
-    cases = _with_room(run, job, template, context, cases)
+    cases, longest = _with_room(run, job, template, context, cases)
     training_cases, held_out = split(cases, job.evaluation)
     engine = _engine(job, template, pool, context)
     scorer = Scorer(
@@ -94,7 +94,7 @@ def build(
         run=run,
         use_cpu=use_cpu,
     )
-    return Parts(template, pool, engine, scorer, trainer, training_cases, held_out)
+    return Parts(template, pool, engine, scorer, trainer, training_cases, held_out, longest)
 
 
 def _with_room(
@@ -103,8 +103,10 @@ def _with_room(
     template: ConversationTemplate,
     context: int,
     cases: Sequence[Case],
-) -> Sequence[Case]:
-    """The cases whose prompts leave room for an answer; what environments add comes on top.
+) -> tuple[Sequence[Case], int]:
+    """The cases whose prompts leave room for an answer, and the tokens of the longest prompt.
+
+    What environments add comes on top.
 
     Raises:
         RunFailure: There are others, and the job does not say that they may be dropped.
@@ -112,9 +114,16 @@ def _with_room(
     lengths = {
         case.id: len(template.prompt(case.conversation(job.agent.instructions))) for case in cases
     }
+    marked = [c.id for c in cases if template.control_tokens_in(c.conversation(None))]
+    if marked:
+        message = (
+            f"{len(marked)} cases have the text of control tokens in their input, which the model "
+            f"reads as such: {', '.join(map(repr, marked[:MAX_LISTED]))}"
+        )
+        run.emit(EventType.WARNING, code="control_tokens", message=message)
     too_long = {id_: length for id_, length in lengths.items() if length >= context}
     if not too_long:
-        return cases
+        return cases, max(lengths.values())
     listed = ", ".join(f"{id_!r} ({tokens})" for id_, tokens in list(too_long.items())[:MAX_LISTED])
     more = f" and {len(too_long) - MAX_LISTED} more" if len(too_long) > MAX_LISTED else ""
     message = (
@@ -130,7 +139,7 @@ def _with_room(
     kept = [case for case in cases if case.id not in too_long]
     if not split(kept, job.evaluation)[0]:
         raise RunFailure(Reason.SUITE_INVALID, f"no case is left for training: {message}")
-    return kept
+    return kept, max(lengths[case.id] for case in kept)
 
 
 def _engine(

@@ -21,3 +21,4 @@ class Parts:
     trainer: JobTrainer
     training_cases: list[Case]
     held_out: list[Case]
+    longest_prompt: int  # tokens, of all cases, without what environments add

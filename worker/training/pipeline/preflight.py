@@ -58,7 +58,8 @@ def preflight(
     for one in scored:
         run.emit(EventType.ROLLOUT, **rollout_record(one, NAME, 0))
     started = time.monotonic()
-    peak = parts.trainer.trial_update([one.rollout for one in scored])
+    longest = max(parts.longest_prompt, *(len(one.rollout.prompt_ids) for one in scored))
+    peak = parts.trainer.trial_update([one.rollout for one in scored], longest)
     timing = Timing(rollout_seconds, time.monotonic() - started)
     agents = play_null_agents(job, parts, sample, [one.rollout for one in scored])
     hacked = hacked_measures(job, agents, scored)

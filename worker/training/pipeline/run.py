@@ -209,6 +209,8 @@ def _result(
         "model": saved.name,
         "template_date": today.isoformat(),
         "moved_weights": moved,
+        "parameters": parts.trainer.parameter_counts,
+        "cases": {"training": len(parts.training_cases), "held_out": len(parts.held_out)},
         "base_model": job.agent.model,
         "tools": list(job.agent.tools),
         "environment": job.agent.environment,

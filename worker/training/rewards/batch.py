@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dressage.seeds import derived_seed
 from dressage.spec.event import TokenRole
 from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
@@ -85,9 +86,21 @@ class RolloutBatch:
             ],
         }
 
-    def records(self, phase: str, step: int, advantages: Sequence[float]) -> list[dict[str, Any]]:
-        """Every rollout as it is stored, with its advantage."""
-        return [
-            rollout_record(scored, phase, step, advantage)
-            for scored, advantage in zip(self.scored, advantages, strict=True)
-        ]
+    def records(
+        self, step: int, advantages: Sequence[float], *, kept: float, seed: int
+    ) -> list[dict[str, Any]]:
+        """Every rollout of a training step as it is stored, with its advantage.
+
+        Args:
+            step: Of the optimizer.
+            advantages: One a rollout.
+            kept: Share of them that is stored whole, but for the first and last of each group.
+            seed: Of the choice.
+        """
+        found = []
+        for at, (scored, advantage) in enumerate(zip(self.scored, advantages, strict=True)):
+            edge = at % self.group_size in (0, self.group_size - 1)
+            chance = derived_seed(seed, "keep", step, at) / 2**31
+            whole = edge or chance < kept
+            found.append(rollout_record(scored, "train", step, advantage, whole=whole))
+        return found

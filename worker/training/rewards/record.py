@@ -10,9 +10,14 @@ LETTER = {role: role.value[0] for role in TokenRole}
 
 
 def rollout_record(
-    scored: ScoredRollout, phase: str, step: int, advantage: float | None = None
+    scored: ScoredRollout,
+    phase: str,
+    step: int,
+    advantage: float | None = None,
+    *,
+    whole: bool = True,
 ) -> dict[str, Any]:
-    """Messages, tokens with roles, verdicts and reward of one rollout.
+    """Messages, tokens with roles, verdicts and reward of one rollout; or its figures alone.
 
     The id is the same when a step is repeated after a restart: the later rollout replaces the
     earlier one.
@@ -27,9 +32,10 @@ def rollout_record(
         step=step,
         case_id=rollout.case.id,
         index=rollout.index,
-        messages=tuple(rollout.messages),
-        token_ids=tuple(rollout.prompt_ids + rollout.completion_ids),
-        roles=roles,
+        messages=tuple(rollout.messages) if whole else (),
+        token_ids=tuple(rollout.prompt_ids + rollout.completion_ids) if whole else (),
+        roles=roles if whole else "",
+        whole=whole,
         stop_reason=str(rollout.stop_reason),
         reward=scored.reward,
         verdicts=scored.verdicts,

@@ -265,6 +265,7 @@ class RolloutEngine:
             rollout.stop_reason = StopReason.ENVIRONMENT_LOST
         # A result that leaves no room for an answer is not shown: the rollout ends before it.
         elif len(suffix.ids) >= self._room(rollout):
+            rollout.unshown_results += len(results)
             rollout.stop_reason = StopReason.MAX_COMPLETION_LENGTH
         else:
             rollout.messages += messages

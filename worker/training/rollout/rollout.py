@@ -55,6 +55,7 @@ class Rollout:
         origins: For each of them: which entry of `observed` it belongs to, and at which character;
             None for what no tool wrote.
         observed: The results that were shown, by tool, as the template writes them.
+        unshown_results: Results that there was no room for: the rollout ended before them.
         worker: The process of the rollout's environment, if it has one.
         lost: Why the environment failed. Such a rollout is never scored.
         resampled: Which try in place of a group without spread it belongs to, if any.
@@ -73,6 +74,7 @@ class Rollout:
     tool_calls: list[ToolCall] = field(default_factory=list)
     tool_failures: int = 0
     escaped_markup: int = 0
+    unshown_results: int = 0
     iterations: int = 0
     stop_reason: StopReason | None = None
     worker: Worker | None = None

@@ -212,6 +212,10 @@ class ConversationTemplate:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
+    def control_tokens_in(self, messages: list[Message]) -> bool:
+        """Whether a text of a conversation spells a control token: it becomes one."""
+        return any(self._markup.search(str(message.get("content") or "")) for message in messages)
+
     def prompt(
         self, messages: list[Message], *, tools: list[ToolSchema] | None = None
     ) -> list[int]:

@@ -100,9 +100,9 @@ class EventCallback(TrainerCallback):
     ) -> None:
         """Write the metrics of the last few steps."""
         values = {
-            name: value if math.isfinite(value) else None
+            name: value if value is not None and math.isfinite(value) else None
             for name, value in (logs or {}).items()
-            if isinstance(value, int | float) and not name.startswith("rewards/")
+            if isinstance(value, int | float | None) and not name.startswith("rewards/")
         }
-        if "reward" in values:
+        if "loss" in values:  # also of a step whose groups were all dropped
             self._run.emit(EventType.METRICS, step=state.global_step, values=values)

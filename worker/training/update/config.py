@@ -1,6 +1,7 @@
 """A job's training specification in the words of TRL and PEFT."""
 
 import importlib.util
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from dressage.spec.status import Reason
 from dressage.spec.training import TrainingSpec
 from worker.training.process.failures import RunFailure
 from worker.training.update import ranks
+
+log = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -107,11 +110,15 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
     targets = spec.lora.target_modules
     config = model.config.get_text_config()
     experts = any(getattr(config, name, None) for name in EXPERTS)
+    dropout = spec.lora.dropout
+    if experts and dropout:
+        log.warning("experts have no dropout in their adapters: training.lora.dropout is 0 here")
+        dropout = 0.0
     return LoraConfig(
         exclude_modules=ROUTERS if experts and isinstance(targets, str) else None,
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
+        lora_dropout=dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
         task_type="CAUSAL_LM",
     )

@@ -57,15 +57,19 @@ def peak_memory_of_update(
     rollouts: Sequence[Rollout],
     *,
     batch_size: int,
+    width: int,
+    checkpointing: bool,
     device: torch.device,
 ) -> int:
-    """One forward and backward pass over the longest rollouts; nothing is changed.
+    """One forward and backward pass at the width of the longest step; nothing is changed.
 
     Args:
         model: Whose gradients are made, and dropped.
         log_probabilities: Of the tokens after the first, given ids and attention mask, (B, T).
-        rollouts: To choose from.
+        rollouts: Whose tokens fill the rows.
         batch_size: Rollouts of one forward pass.
+        width: Tokens of the longest rollout that there can be.
+        checkpointing: Whether activations are computed twice in training.
         device: Whose memory is looked at.
 
     Returns:
@@ -74,8 +78,12 @@ def peak_memory_of_update(
     Raises:
         RunFailure: It does not fit.
     """
-    longest = sorted(rollouts, key=lambda r: -len(r.prompt_ids) - len(r.completion_ids))
-    ids, attention = padded(longest[:batch_size], device)
+    tokens = [token for rollout in rollouts for token in rollout.prompt_ids]
+    row = (tokens * (width // len(tokens) + 1))[:width]
+    ids = torch.tensor([row] * batch_size, device=device)
+    attention = torch.ones_like(ids)
+    if checkpointing:  # the trainer switches it on when it begins
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     try:
@@ -84,11 +92,14 @@ def peak_memory_of_update(
     except torch.OutOfMemoryError as error:
         raise RunFailure(
             Reason.OUT_OF_MEMORY,
-            f"one update of {len(ids)} rollouts, the longest of {ids.shape[1]} tokens, does "
-            f"not fit into memory; lower batch_size and raise gradient_accumulation. {error}",
+            f"one update of {batch_size} rollouts of {width} tokens, the longest that there can "
+            "be, does not fit into memory; lower batch_size and raise gradient_accumulation, or "
+            f"set gradient_checkpointing. {error}",
         ) from None
     finally:
         model.zero_grad(set_to_none=True)
+        if checkpointing:
+            model.gradient_checkpointing_disable()
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

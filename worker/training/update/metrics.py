@@ -27,6 +27,7 @@ class RolloutFigures:
     calls: int
     failed_calls: int
     escaped_markup: int
+    unshown_results: int
     stop_reason: str
     truncated: bool
     lost: bool
@@ -45,6 +46,7 @@ class RolloutFigures:
             calls=len(rollout.tool_calls),
             failed_calls=rollout.tool_failures,
             escaped_markup=rollout.escaped_markup,
+            unshown_results=rollout.unshown_results,
             stop_reason=str(rollout.stop_reason),
             truncated=rollout.truncated,
             lost=rollout.lost is not None,
@@ -81,6 +83,7 @@ def batch_metrics(
         "tools/calls": calls / count,
         "tools/failed_share": sum(one.failed_calls for one in figures) / calls if calls else 0.0,
         "tools/escaped_markup": float(sum(one.escaped_markup for one in figures)),
+        "tools/unshown_results": float(sum(one.unshown_results for one in figures)),
         "tokens/observation": mean([float(one.observation) for one in figures]),
         "tokens/longest_prompt": float(max(one.prompt for one in figures)),
         "completions/mean_length": mean(lengths),

@@ -22,7 +22,7 @@ from dressage.spec.event import EventType
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
-from worker.training.model import head_of, language_model, last_hidden_states
+from worker.training.model import context_length, head_of, language_model, last_hidden_states
 from worker.training.process.failures import RunFailure
 from worker.training.rewards.advantages import advantages_of, has_no_spread
 from worker.training.rewards.batch import RolloutBatch
@@ -103,6 +103,15 @@ class JobTrainer(GRPOTrainer):
         return TransformersSampler(model, self.processing_class, sampling, rows=rows)
 
     @property
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers of the model, and those of them that are trained."""
+        parameters = list(self.accelerator.unwrap_model(self.model).parameters())
+        return {
+            "all": sum(p.numel() for p in parameters),
+            "trained": sum(p.numel() for p in parameters if p.requires_grad),
+        }
+
+    @property
     def moved_share(self) -> float:
         """Share of the trained weights that are not what they were when this attempt began."""
         return self._moved.share(self.accelerator.unwrap_model(self.model))
@@ -133,8 +142,14 @@ class JobTrainer(GRPOTrainer):
             )
         return None
 
-    def trial_update(self, rollouts: Sequence[Rollout]) -> int:
-        """Bytes at the peak of one update over the longest rollouts; nothing is changed.
+    def trial_update(self, rollouts: Sequence[Rollout], longest_prompt: int) -> int:
+        """Bytes at the peak of one update over the longest rollouts there can be.
+
+        Nothing is changed.
+
+        Args:
+            rollouts: Some of the base model's.
+            longest_prompt: Tokens of the longest prompt of all cases.
 
         Raises:
             RunFailure: It does not fit.
@@ -152,6 +167,11 @@ class JobTrainer(GRPOTrainer):
             log_probabilities,
             rollouts,
             batch_size=self._spec.batch_size,
+            width=min(
+                longest_prompt + self._spec.max_completion_length,
+                context_length(self.model.config),
+            ),
+            checkpointing=self._spec.gradient_checkpointing,
             device=self.accelerator.device,
         )
 
@@ -175,7 +195,8 @@ class JobTrainer(GRPOTrainer):
         )
         output["advantages"] = output["advantages"].new_tensor(advantages)
         step = self.state.global_step + 1
-        for record in self._batch.records("train", step, advantages):
+        kept, seed = self._spec.keep_rollouts, self._spec.seed
+        for record in self._batch.records(step, advantages, kept=kept, seed=seed):
             self._run.emit(EventType.ROLLOUT, **record)
         self._step_rewards = [r for group in groups for r in group if r is not None]
         self._require_rewards()

@@ -1,0 +1,144 @@
+"""What of a model is trained: adapters where they are asked for, and weights that move."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dressage.spec.status import Reason
+from dressage.spec.training import LoraSpec, TrainingSpec
+from tests.training.conftest import events_of
+from worker.training.pipeline.pulse import Pulse
+from worker.training.pipeline.run import run_job
+from worker.training.process.failures import RunFailure
+from worker.training.sampler import Sampling, TransformersSampler
+from worker.training.update.config import lora_config, require_targets
+from worker.training.update.moved import MovedWeights
+from worker.wire.run_dir import MANIFEST, RunDirectory
+
+
+def small(family="qwen3", **options):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **options}))
+
+
+def spec(*targets):
+    return TrainingSpec(lora=LoraSpec(target_modules=targets))
+
+
+@pytest.mark.parametrize(
+    ("targets", "sentence"),
+    [
+        (("q_proj", "v_porj"), "the model has no layer v_porj; its linear layers are down_proj"),
+        (("gate_up_proj",), "the model has no layer gate_up_proj"),
+        (("lm_head",), "lm_head is one with the embeddings"),
+    ],
+)
+def test_every_layer_that_is_named_must_be_there(targets, sentence):
+    with pytest.raises(RunFailure) as caught:
+        require_targets(spec(*targets), small(tie_word_embeddings=True))
+    assert caught.value.reason is Reason.MODEL_UNSUPPORTED
+    assert sentence in caught.value.message
+
+
+def test_layers_that_are_there_are_taken():
+    require_targets(spec("q_proj", "layers.0.self_attn.v_proj"), small())
+    require_targets(spec("lm_head"), small(tie_word_embeddings=False))
+    require_targets(TrainingSpec(lora=LoraSpec()), small())
+
+
+def test_the_router_of_experts_has_no_adapter():
+    model = small("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    adapted = get_peft_model(model, lora_config(TrainingSpec(lora=LoraSpec()), model))
+    trained = {
+        n.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1]
+        for n, _ in adapted.named_parameters()
+        if ".lora_" in n
+    }
+    assert {"q_proj", "v_proj"} <= trained
+    assert not {"gate", "router"} & trained
+
+
+def test_the_share_of_weights_that_moved_by_hand():
+    model = torch.nn.Linear(10, 10)
+    moved = MovedWeights(model)
+    assert moved.share(model) == 0
+    with torch.no_grad():
+        model.weight[:5] += 1
+    assert moved.share(model) == 50 / 110
+
+
+def test_whole_weights_of_a_bfloat16_model_move_and_are_stored_in_their_type(make_run):
+    run = make_run(training={"lora": None, "dtype": "bfloat16", "learning_rate": 1e-5})
+    run_job(run)
+    result = json.loads((run.path / MANIFEST).read_text())["result"]
+    assert result["moved_weights"] > 0.9
+    assert [m["values"]["weights/moved_share"] > 0 for m in events_of(run, "metrics")][-1]
+    stored = AutoModelForCausalLM.from_pretrained(run.path / "final", dtype="auto")
+    assert stored.dtype is torch.bfloat16
+    assert result["parameters"]["all"] == result["parameters"]["trained"]
+
+
+def test_of_many_rollouts_the_first_and_last_of_a_group_are_stored_whole(make_run):
+    run = make_run(training={"keep_rollouts": 0, "max_steps": 1}, evaluation={"holdout": 0})
+    run_job(run)
+    rollouts = events_of(run, "rollout")
+    assert [r["index"] for r in rollouts if r["whole"]] == [0, 3, 0, 3]
+    bare = [r for r in rollouts if not r["whole"]]
+    assert len(bare) == 4
+    assert all((r["messages"], r["token_ids"], r["roles"]) == ([], [], "") for r in bare)
+    assert all(r["reward"] is not None and r["verdicts"] for r in bare)
+
+
+def test_signs_of_life_come_between_the_turns_of_a_long_step(tmp_path, monkeypatch):
+    monkeypatch.setattr("worker.training.pipeline.pulse.EVERY_SECONDS", 0.0)
+    run = RunDirectory(tmp_path)
+    Pulse(run).beat(3, 8)
+    (event,) = events_of(run, "alive")
+    assert event["message"] == "3 of 8 rollouts of this batch are played"
+
+
+def test_rows_end_at_their_own_limits_and_never_beyond_what_the_model_holds():
+    """GPT-2 has learned positions: one beyond the last is an error, not a worse answer."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "gpt2",
+        vocab_size=60,
+        n_positions=32,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    tokenizer = SimpleNamespace(
+        pad_token_id=0,
+        eos_token_id=2,
+        added_tokens_decoder={},
+        apply_chat_template=lambda *_, **__: "",
+        __call__=None,
+    )
+    sample = TransformersSampler(model, tokenizer, Sampling(1.0))
+    prompts = [[5] * 30, [6] * 4, [7] * 20]
+    limits = [2, 28, 12]
+    for seed in range(5):
+        written = sample(prompts, limits, seed)
+        assert all(0 < len(row) <= limit for row, limit in zip(written, limits, strict=True))
+    few = TransformersSampler(model, tokenizer, Sampling(1.0), rows=1)
+    assert [len(few([p], [n], 3)[0]) for p, n in zip(prompts, limits, strict=True)] == [
+        len(row) for row in (few([p], [n], 3)[0] for p, n in zip(prompts, limits, strict=True))
+    ]
