@@ -1,5 +1,6 @@
 """Jobs: submit, follow, change, export, download."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -31,10 +32,11 @@ def submit(
 ) -> None:
     """Put a job into the queue.
 
-    A model path that starts with a dot is taken relative to the specification's file.
+    A model path that starts with a dot is taken relative to the specification's file. So is a
+    suite's (`"suite": "./arithmetic"`), which is pushed under its own name before.
     """
     with friendly(), Client(url) as client:
-        content = _read_spec(spec)
+        content = _with_own_suite(client, _read_spec(spec), spec.parent)
         if dry_run:
             checked = client.check(content)
             console.print_json(checked.model_dump_json())
@@ -144,7 +146,7 @@ def preflight(
 ) -> None:
     """Look whether a job can learn, without training it."""
     with friendly(), Client(url) as client:
-        job = client.preflight(_read_spec(spec))
+        job = client.preflight(_with_own_suite(client, _read_spec(spec), spec.parent))
         console.print(job.id, highlight=False)
         _exit_by_status(watch_job(client, job.id, console))
 
@@ -173,6 +175,19 @@ def pull(
             console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
             if unpack and path.suffix == ".tar":
                 unpack_tar(path, to / path.stem, without_top=True)
+
+
+def _with_own_suite(client: Client, content: dict[str, object], folder: Path) -> dict[str, object]:
+    """A specification whose suite, if it is a folder or file beside it, is stored now."""
+    named = str(content.get("suite", ""))
+    if not named.startswith((".", "/")):
+        return content
+    path = (folder / named).resolve()
+    if not path.exists():
+        raise typer.BadParameter(f"suite: there is no file or folder {str(path)!r}")
+    info = client.push_suite(path, re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-"))
+    errors.print(f"suite {info.reference}: {info.case_count} cases", highlight=False)
+    return {**content, "suite": info.reference}
 
 
 def _read_spec(path: Path) -> dict[str, object]:

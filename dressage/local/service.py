@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from dressage.local.programs import (
 from dressage.local.servers import EmbeddedDatabases
 
 POLL_SECONDS = 0.2
+LOCAL_OLLAMA, OLLAMA_URLS = "http://127.0.0.1:11434", "DRESSAGE_OLLAMA_URLS"
 Say = Callable[[str], None]
 
 
@@ -67,6 +69,19 @@ class LocalService:
         self._lock_file: int | None = None
         self._stopping = False
 
+    def _found_ollama(self) -> dict[str, str]:
+        """The setting for an Ollama server of this machine, if there is one and none is named."""
+        if OLLAMA_URLS in os.environ or OLLAMA_URLS in self._options.environment:
+            return {}
+        try:
+            answer = httpx2.get(f"{LOCAL_OLLAMA}/api/version", timeout=0.5, trust_env=False)
+            version = answer.json()["version"]
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError):
+            self._say(f"no Ollama at {LOCAL_OLLAMA}: exports to one need {OLLAMA_URLS}")
+            return {}
+        self._say(f"Ollama {version} at {LOCAL_OLLAMA}: jobs may register models there")
+        return {OLLAMA_URLS: json.dumps([LOCAL_OLLAMA])}
+
     def start(self) -> None:
         """Bring everything up, in order.
 
@@ -105,6 +120,7 @@ class LocalService:
         assert database_url
         assert redis_url
         self._environment = {
+            **self._found_ollama(),
             "DRESSAGE_DATABASE_URL": database_url,
             "DRESSAGE_REDIS_URL": redis_url,
             "DRESSAGE_STORAGE": options.storage or str(root / "artifacts"),

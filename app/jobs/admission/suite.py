@@ -15,7 +15,7 @@ def missing_suite(reference: str) -> JobInvalid:
     """The refusal when a suite does not exist."""
     message = f"there is no suite {reference!r}"
     return JobInvalid(
-        f"suite: {message}; upload it with POST /suites",
+        f"suite: {message}; upload it with POST /suites, or `dressage suites push FOLDER`",
         [FieldProblem(field="suite", message=message)],
     )
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 TENSORBOARD = "tensorboard"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-ROUTERS = r".*\.(router|gate|shared_expert_gate)"
+ROUTERS = re.compile(r".*\.(router|gate|shared_expert_gate)")
 
 
 def require_reporters(spec: TrainingSpec) -> None:
@@ -81,18 +82,18 @@ def require_targets(spec: TrainingSpec, model: Any) -> None:
     """
     if spec.lora is None or isinstance(spec.lora.target_modules, str):
         return
-    modules = [name for name, _ in model.named_modules()]
+    modules = [name for name, _ in model.named_modules()] + _fused(model)
     missing = [
         target
         for target in spec.lora.target_modules
         if not any(name == target or name.endswith(f".{target}") for name in modules)
     ]
     if missing:
-        linear = {n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, Linear)}
+        linear = [*_linear(model), *_fused(model)]
         raise RunFailure(
             Reason.MODEL_UNSUPPORTED,
             f"training.lora.target_modules: the model has no layer {', '.join(missing)}; its "
-            f"linear layers are {', '.join(sorted(linear))}",
+            f"linear layers are {', '.join(sorted({*linear}))}",
         )
     tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
     if tied and "lm_head" in spec.lora.target_modules:
@@ -101,6 +102,22 @@ def require_targets(spec: TrainingSpec, model: Any) -> None:
             "training.lora.target_modules: lm_head is one with the embeddings in this model, and "
             "cannot have an adapter of its own; leave it out",
         )
+
+
+def _linear(model: Any) -> list[str]:
+    """Names of linear layers, without where they are; the output layer and routers are none."""
+    output = model.get_output_embeddings()
+    return [
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, Linear) and module is not output and not ROUTERS.fullmatch(name)
+    ]
+
+
+def _fused(model: Any) -> list[str]:
+    """Layers of experts that lie in one tensor with others; PEFT knows them by their own names."""
+    fused = any(name.endswith("experts.gate_up_proj") for name, _ in model.named_parameters())
+    return ["gate_proj", "up_proj", "down_proj"] if fused else []
 
 
 def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
@@ -114,8 +131,9 @@ def lora_config(spec: TrainingSpec, model: Any) -> LoraConfig | None:
     if experts and dropout:
         log.warning("experts have no dropout in their adapters: training.lora.dropout is 0 here")
         dropout = 0.0
+    if experts and isinstance(targets, str):  # PEFT's own choice takes the routers along
+        targets = tuple(sorted({*_linear(model), *_fused(model)}))
     return LoraConfig(
-        exclude_modules=ROUTERS if experts and isinstance(targets, str) else None,
         r=spec.lora.r,
         lora_alpha=spec.lora.alpha,
         lora_dropout=dropout,
