@@ -48,6 +48,12 @@ A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations`
 
 **ECHO** ([arXiv 2605.24517](https://arxiv.org/abs/2605.24517)) adds coeff × cross-entropy of what tools and environments answered. Its term is at temperature 1 whatever the sampling is, counts result bodies only, and never the prompt. `coeff: 0` gives the weights of plain GRPO to the bit, with ECHO's curves (`echo/cross_entropy` per step, `environment_cross_entropy` per evaluation).
 
+**What is proved**: pass rate before and after on held-out cases, with a paired interval that is never of width 0 and never outside of −1…1 (Bonett & Price's for passes, Student's for rewards; below 5 cases, or 20 for rewards, there is none, and `few` says where one is wider than it need be). `python bench/coverage.py` prints how often they hold the true value: 94 to 97 %. `pass_rate_of_all` counts cases that could not be scored as failed.
+
+**Whole weights** (no `lora`) are trained in float32 and stored in `dtype`: Adam's steps are smaller than bfloat16 can add, and 9 % of the weights would ever move. `weights/moved_share` and `result.moved_weights` say how many have.
+
+**Steps that teach nothing** (no group with a spread of rewards, or only masked rollouts) are counted, and end in a pause (`pause_after_dead_steps`). Spread has one meaning everywhere, and advantages are made in double precision.
+
 **Keeping the best weights**: with `evaluation.every_steps`, half of the held-out cases choose, the other half prove; the gain is never computed on the cases that chose.
 """
 

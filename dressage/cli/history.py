@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from dressage.cli.report import report_of
 from dressage.client import Client
 from dressage.client.errors import DressageError
 
@@ -24,15 +25,17 @@ def require_own_folder(folder: Path, job_id: str) -> None:
 
 
 def pull_history(client: Client, job_id: str, folder: Path) -> Iterator[Path]:
-    """Write `job.json`, `metrics.csv`, `evaluations.json` and `rollouts.jsonl`, one by one.
+    """Write `report.md`, `job.json`, `metrics.csv`, `evaluations.json` and `rollouts.jsonl`.
 
     Each is there whole or not at all.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    yield _written(folder / "job.json", [client.job(job_id).model_dump_json(indent=1)])
-    yield _written(folder / "metrics.csv", [client.metrics_csv(job_id)])
-    evaluations = client.evaluations(job_id).model_dump_json(indent=1)
-    yield _written(folder / "evaluations.json", [evaluations])
+    job, evaluations = client.job(job_id), client.evaluations(job_id)
+    metrics = client.metrics_csv(job_id)
+    yield _written(folder / "report.md", [report_of(job, evaluations, metrics)])
+    yield _written(folder / "job.json", [job.model_dump_json(indent=1)])
+    yield _written(folder / "metrics.csv", [metrics])
+    yield _written(folder / "evaluations.json", [evaluations.model_dump_json(indent=1)])
     yield _written(folder / "rollouts.jsonl", _rollouts(client, job_id))
 
 

@@ -1,5 +1,6 @@
 """A language model as a measure, on any OpenAI-compatible endpoint."""
 
+import hashlib
 import json
 import re
 import threading
@@ -51,7 +52,7 @@ class Judge:
             timeout=spec.timeout,
             follow_redirects=False,
         )
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[bytes, Outcome] = {}
         self._lock = threading.Lock()
         self._next_request = 0.0
 
@@ -60,7 +61,8 @@ class Judge:
         if not context.final.text.strip():
             return Outcome(value={"value": 0.0, "reason": "there is no answer"})
         messages = self._messages(context)
-        key = json.dumps(messages, sort_keys=True)
+        # A whole question may be long, and a job asks many.
+        key = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest()
         with self._lock:
             known = self._known.get(key)
         if known:

@@ -45,6 +45,9 @@ class SuiteProfile(Spec):
     places: dict[int, int] = Field(description="How many cases have which `Case.place`.")
     repeated: SomeCases = Field(description="Cases that ask and expect what an earlier one does.")
     with_system: SomeCases = Field(description="Cases whose input has a system message.")
+    both: tuple[str, ...] = Field(
+        default=(), description="Names that are in `expect` and in `metadata` of a case."
+    )
     expect: dict[str, ExpectField] | None = Field(description="Null: too many different entries.")
 
     @classmethod
@@ -62,6 +65,9 @@ class SuiteProfile(Spec):
             places=Counter(case.place for case in cases),
             repeated=SomeCases.of(repeated),
             with_system=SomeCases.of(c.id for c in cases if c.system_message is not None),
+            both=tuple(sorted({n for c in cases for n in c.expect.keys() & c.metadata.keys()}))[
+                :MAX_IDS
+            ],
             expect={name: _field(name, cases) for name in sorted(names)}
             if len(names) <= MAX_FIELDS
             else None,

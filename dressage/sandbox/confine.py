@@ -27,6 +27,7 @@ class Confinement:
         memory: Bytes of address space, each.
         file_size: Bytes of one written file.
         disk: Bytes of all that they have written together.
+        disk_each: Bytes of one worker's folder.
         processes: How many processes and threads their user may have.
         user: The user id to take; None: stay.
         reads_closed_folders: The user keeps the right to read below folders that are closed to it,
@@ -41,6 +42,7 @@ class Confinement:
     memory: int
     file_size: int
     disk: int
+    disk_each: int
     processes: int
     user: int | None
     reads_closed_folders: bool

@@ -74,9 +74,19 @@ class Guard:
                 for descriptor in descriptors:
                     self._pass_on(descriptor)
             self._end_orphans()
-            if not readable and _size(Path(self._confinement.work)) > self._confinement.disk:
-                self._host.sendall(b"disk")
-                self._end_everything()
+            if not readable:
+                self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """End the worker that fills its folder, or all when they fill the disk together."""
+        work = Path(self._confinement.work)
+        for folder in work.glob(worker_folder("*")):
+            if _size(folder) > self._confinement.disk_each:
+                self._host.sendall(b"each")
+                _kill_group(int(folder.name.rpartition("-")[2]))
+        if _size(work) > self._confinement.disk:
+            self._host.sendall(b"disk")
+            self._end_everything()
 
     def _pass_on(self, descriptor: int) -> None:
         """Have a worker forked for this socket, by a new loader if need be."""
@@ -155,6 +165,11 @@ def _kill(child: int) -> None:
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def _kill_group(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _size(folder: Path) -> int:

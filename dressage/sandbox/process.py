@@ -45,12 +45,14 @@ class Limits:
         file_bytes: Size of one file.
         disk_bytes: All their files together; looked at once a second where namespaces cannot hold
             them to it.
+        each_disk_bytes: The files of one worker, looked at once a second.
         processes: Processes and threads of their user.
     """
 
     memory_bytes: int = 4 * 1024**3
     file_bytes: int = 64 * 1024**2
     disk_bytes: int = 256 * 1024**2
+    each_disk_bytes: int = 128 * 1024**2
     processes: int = 512
 
 
@@ -157,6 +159,7 @@ class Sandbox:
             memory=limits.memory_bytes,
             file_size=limits.file_bytes,
             disk=limits.disk_bytes,
+            disk_each=limits.each_disk_bytes,
             processes=limits.processes + others,
             user=walls.user,
             reads_closed_folders=walls.reads_closed_folders,
@@ -190,7 +193,11 @@ class Sandbox:
     def why_ended(self) -> str:
         """Why workers have just ended, as far as the sandbox has ended them itself."""
         with contextlib.suppress(OSError), self._lock:
-            if b"disk" in self._control.recv(1024, socket.MSG_DONTWAIT):
+            told = self._control.recv(1024, socket.MSG_DONTWAIT)
+            if b"each" in told:
+                size = self._limits.each_disk_bytes // 1_000_000
+                return f"the process had more than {size} MB of files"
+            if b"disk" in told:
                 size = self._limits.disk_bytes // 1_000_000
                 return f"the suite's code has more than {size} MB of files"
         return "the process ended during the call"

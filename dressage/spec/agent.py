@@ -123,13 +123,6 @@ class AgentSpec(Spec):
             )
         return name
 
-    @field_validator("response_template")
-    @classmethod
-    def _has_fields(cls, template: dict[str, Any] | None) -> dict[str, Any] | None:
-        if template is not None and not isinstance(template.get("fields"), dict):
-            raise ValueError("it needs `fields`: how `content` and `tool_calls` are found")
-        return template
-
     @field_validator("tools")
     @classmethod
     def _no_tool_twice(cls, tools: tuple[str, ...]) -> tuple[str, ...]:

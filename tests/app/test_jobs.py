@@ -423,3 +423,22 @@ def test_a_job_that_nobody_can_run_says_so_when_it_is_tried_and_when_it_is_submi
     assert (job["waiting"]["wait_reason"], job["waiting"]["reason"]) == (
         *("no_worker", "no training worker is alive"),
     )
+
+
+def test_what_trainers_mark_in_a_template_is_known_here_too(api, suite, job_spec, tmp_path):
+    marked = (
+        "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: "
+        "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}\n"
+        "{% endgeneration %}"
+        "{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
+    )
+    job_spec["agent"]["model"] = model_directory(tmp_path / "model", marked)
+    job_spec["agent"]["response_template"] = {"fields": {}}
+    assert post(api, job_spec).status_code == 201
+
+
+def test_a_response_template_without_fields_is_refused(api, suite, job_spec):
+    job_spec["agent"]["response_template"] = {"foo": 1}
+    (error,) = post(api, job_spec).json()["errors"]
+    assert error["field"] == "agent.response_template"

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -268,3 +269,14 @@ def test_a_service_that_cannot_start_is_a_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("dressage up: ")
     assert "cannot be made" in " ".join(done.stderr.split())
+
+
+def test_a_suite_beside_a_jobs_file_is_pushed_with_it(operator, job_file, tmp_path):
+    folder = tmp_path / "my sums"
+    shutil.copytree(ARITHMETIC, folder)
+    done = operator("submit", job_file(suite="./my sums"), "--dry-run")
+    assert json.loads(done.stdout)["spec"]["suite"] == "my-sums@1"
+    assert "suite my-sums@1: 384 cases" in done.stderr
+    assert "no file or folder" in operator("submit", job_file(suite="./none"), code=2).stderr
+    unknown = operator("submit", job_file(suite="none"), code=1)
+    assert "dressage suites push" in unknown.stderr.replace("\n", " ")

@@ -53,9 +53,12 @@ def present_workers(service):
     return {queue for (queue,) in rows}
 
 
+EXPORTED = ("merged.tar", "model-q8_0.gguf")
+
+
 def test_the_main_job(service, client, spec, tmp_path):
     spec["exports"] = [{"type": "gguf", "quantization": "q8_0"}, {"type": "merged"}]
-    spec["training"] |= {"batch_size": 3, "num_generations": 4}
+    spec["training"] |= {"batch_size": 3, "num_generations": 4, "learning_rate": 1e-3}
     path = tmp_path / "job.json"
     path.write_text(json.dumps(spec))
     done = service.dressage("submit", str(path), "--watch")
@@ -75,7 +78,7 @@ def test_the_main_job(service, client, spec, tmp_path):
     assert "measures/correct_answer" in metrics.items[0].values
     evaluations = client.evaluations(job.id)
     assert [e.name for e in evaluations.items] == ["before", "after"]
-    assert evaluations.gain.count == job.result["gain"]["count"] == 8
+    assert evaluations.gain.count == job.result["gain"]["count"] == job.result["cases"]["held_out"]
 
     events = list(client.follow(job.id))
     assert [event.seq for event in events] == list(range(1, len(events) + 1))
@@ -101,13 +104,17 @@ def test_the_main_job(service, client, spec, tmp_path):
     done = service.dressage("pull", job.id, "--to", str(tmp_path / "files"), "--history")
     assert done.returncode == 0, done.stderr
     names = {file.name for file in (tmp_path / "files").iterdir() if file.is_file()}
-    history = {"job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"}
-    assert names == {".dressage-job", "adapter.tar", "merged.tar", "model-q8_0.gguf", *history}
+    history = {"report.md", "job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"}
+    assert names == {".dressage-job", "adapter.tar", "tools.json", *EXPORTED, *history}
     lines = (tmp_path / "files" / "rollouts.jsonl").read_text().splitlines()
     told = [event for event in events if event.type == "rollout"]
     assert [json.loads(line)["id"] for line in lines] == [event.data["id"] for event in told]
     assert (tmp_path / "files" / "metrics.csv").read_text().splitlines()[1].startswith("1,")
     assert json.loads((tmp_path / "files" / "job.json").read_text())["id"] == job.id
+    report = (tmp_path / "files" / "report.md").read_text()
+    assert report.startswith("# small\n")
+    assert f"on {evaluations.gain.count} cases" in report
+    assert "| 2 | " in report.partition("## Training")[2]
     assert (tmp_path / "files" / "adapter" / "adapter_config.json").is_file()
     assert (tmp_path / "files" / "merged" / "model.safetensors").is_file()
     with tarfile.open(tmp_path / "files" / "merged.tar") as archive:
@@ -161,7 +168,7 @@ def test_a_preflight_alone_leaves_a_report(service, client, spec, tmp_path):
 
 
 def test_a_killed_worker_loses_nothing(service, client, spec):
-    spec["training"] |= {"max_steps": 30, "save_steps": 2}
+    spec["training"] |= {"max_steps": 14, "save_steps": 2}
     job_id = client.submit(spec).id
     wait_for(lambda: client.job(job_id).progress.step >= 4)
     worker = service.pid("-Q training")
@@ -177,7 +184,7 @@ def test_a_killed_worker_loses_nothing(service, client, spec):
     assert first_end <= second_start  # never two owners
     logs = [e.data["message"] for e in client.follow(job_id) if e.type == "log"]
     assert any(message.startswith("continuing from checkpoint-") for message in logs)
-    assert [row.step for row in client.metrics(job_id).items] == list(range(1, 31))
+    assert [row.step for row in client.metrics(job_id).items] == list(range(1, 15))
     assert not running(children)
 
 
@@ -223,7 +230,7 @@ def test_a_hub_model_that_is_not_there_fails_with_its_reason(client, spec):
 
 
 def test_stopping_and_starting_again_keeps_everything(service, client, spec):
-    spec["training"] |= {"max_steps": 40, "save_steps": 2}
+    spec["training"] |= {"max_steps": 14, "save_steps": 2}
     job_id = client.submit(spec).id
     wait_for(lambda: client.job(job_id).progress.step >= 3)
     service.stop()

@@ -8,7 +8,7 @@ import pytest
 from dressage.authoring.measure import MeasureContext
 from dressage.measuring.runner import MeasureRunner
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Failure, Sandbox, SandboxStartError
+from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
 from dressage.spec.measure import RewardSpec
 
 CONTEXT = {"input": "q", "expect": {}, "final": "x", "tool_calls": []}
@@ -409,3 +409,43 @@ def test_a_reward_function_has_time_for_every_completion(suite):
         contexts, [None] * 10
     )
     assert [outcome.failure for (outcome,) in found] == [None] * 10
+
+
+def test_one_rollout_that_fills_its_folder_ends_alone(tmp_path):
+    code = """
+        import time
+        from dressage.authoring import function_tool
+
+        @function_tool
+        def write(megabytes: int, seconds: float) -> str:
+            '''Write.'''
+            with open("big", "wb") as file:
+                file.write(bytes(megabytes * 1_000_000))
+            time.sleep(seconds)
+            return "written"
+    """
+    (tmp_path / "suite.py").write_text(textwrap.dedent(code))
+    limits = Limits(each_disk_bytes=5_000_000, disk_bytes=100_000_000)
+    pool = WorkerPool(Sandbox(tmp_path, limits), size=2)
+    calls = [
+        (pool.sandbox.start_worker(), {"call": "tool", "name": "write", "max_output": 100})
+        for _ in range(2)
+    ]
+    for (_, request), megabytes in zip(calls, (20, 1), strict=True):
+        request["arguments"] = {"megabytes": megabytes, "seconds": 5}
+    full, other = pool.run(calls, timeout=20)
+    assert full.failure is Failure.CRASHED
+    assert "the process had more than 5 MB of files" in full.message
+    assert other.value == "written"
+    pool.close()
+
+
+def test_more_than_three_hundred_environments_at_once(tmp_path):
+    (tmp_path / "suite.py").write_text(textwrap.dedent(DRAWS))
+    limits = Limits(processes=Limits().processes + 4 * 300)
+    pool = WorkerPool(Sandbox(tmp_path, limits), size=4)
+    workers = [pool.sandbox.start_worker() for _ in range(300)]
+    assert all(worker.alive for worker in workers)
+    for worker in workers:
+        worker.kill()
+    pool.close()

@@ -145,10 +145,10 @@ def test_a_coefficient_of_zero_is_plain_grpo_to_the_bit(make_run):
 
 def test_predicting_the_environment_makes_it_less_surprising(make_run, arithmetic):
     run = make_run(
-        cases=arithmetic.cases[:160],
+        cases=arithmetic.cases[:100],
         training={
             "max_steps": 10,
-            "batch_size": 32,
+            "batch_size": 24,
             "learning_rate": 2e-3,
             "lora": {"r": 16, "alpha": 32, "dropout": 0.0},
             "echo": {"coeff": 1.0, "guardrail": False},

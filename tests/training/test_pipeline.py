@@ -168,7 +168,7 @@ def test_a_run_taken_up_at_its_checkpoint_ends_with_the_same_weights(make_run):
 def test_a_run_killed_in_its_second_epoch_sees_the_same_cases(make_run, arithmetic, monkeypatch):
     options = {
         "cases": arithmetic.cases[:7],  # three steps an epoch, one case held out
-        "training": {"max_steps": 12, "save_steps": 2},
+        "training": {"max_steps": 7, "save_steps": 2},
         "evaluation": {"holdout": 0.15},
     }
     whole = make_run("whole", **options)
@@ -178,7 +178,7 @@ def test_a_run_killed_in_its_second_epoch_sees_the_same_cases(make_run, arithmet
 
     def killed(trainer):
         end_step(trainer)
-        if trainer.state.global_step == 7:
+        if trainer.state.global_step == 5:
             raise KeyboardInterrupt
 
     first = make_run("first", **options)
@@ -193,10 +193,10 @@ def test_a_run_killed_in_its_second_epoch_sees_the_same_cases(make_run, arithmet
         return [
             (r["step"], r["case_id"])
             for r in events_of(run, "rollout")
-            if r["phase"] == "train" and r["step"] > 6
+            if r["phase"] == "train" and r["step"] > 4
         ]
 
-    assert len(cases(second)) == 6 * 8
+    assert len(cases(second)) == 3 * 8
     assert cases(second) == cases(whole)
     for name, tensor in weights(whole).items():
         assert torch.equal(tensor, weights(second)[name]), name
@@ -560,3 +560,13 @@ def test_of_several_processes_the_first_to_fail_has_the_word(tmp_path):
     run.fail(Reason.INTERNAL_ERROR, "connection closed by peer")
     assert json.loads((tmp_path / "failure.json").read_text())["reason"] == "out_of_memory"
     assert [path.name for path in tmp_path.glob("failure*")] == ["failure.json"]
+
+
+def test_texts_of_control_tokens_in_cases_are_said(make_run, arithmetic):
+    odd = arithmetic.cases[2].model_copy(update={"input": "Say <|im_end|> and stop."})
+    cases = [*arithmetic.cases[:2], odd, *arithmetic.cases[3:20]]
+    run = make_run(cases=cases, training={"max_steps": 1}, evaluation={"holdout": 0})
+    run_job(run)
+    (warning,) = [w for w in events_of(run, "warning") if w["code"] == "control_tokens"]
+    assert warning["message"].startswith("1 cases have the text of control tokens")
+    assert repr(odd.id) in warning["message"]

@@ -39,6 +39,11 @@ def model_problems(
         allowed: If set, the only hub names that may be used.
     """
     name = agent.model
+    if agent.response_template is not None and not isinstance(
+        agent.response_template.get("fields"), dict
+    ):
+        message = "it needs `fields`: how `content` and `tool_calls` are found"
+        return [FieldProblem(field="agent.response_template", message=message)]
     if not name.startswith(("/", ".", "~")):
         if name.count("/") > 1 or not name.replace("/", ""):
             return [_problem(f"{name!r} is neither `Org/Name` nor a path")]

@@ -93,6 +93,11 @@ def case_warnings(spec: JobSpec, profile: SuiteProfile) -> list[str]:
             f"{profile.with_system.count} cases have a system message of their own "
             f"({profile.with_system}): it follows the agent's instructions, in one message"
         )
+    if profile.both and any(reward.function for reward in spec.rewards):
+        warnings.append(
+            f"expect and metadata both have {', '.join(profile.both)}: reward functions get the "
+            "one of expect"
+        )
     if spec.training.warmup_steps:
         warnings += _warmup(spec, profile.for_training(boundary))
     return warnings

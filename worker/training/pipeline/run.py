@@ -184,7 +184,9 @@ def save(run: RunDirectory, job: JobSpec, parts: Parts) -> ProducedFile:
     """The trained adapter (or the whole model), tokenizer, template and tools as one artifact."""
     folder = run.path / "final"
     shutil.rmtree(folder, ignore_errors=True)
-    parts.trainer.accelerator.unwrap_model(parts.trainer.model).save_pretrained(folder)
+    parts.trainer.accelerator.unwrap_model(parts.trainer.model).save_pretrained(
+        folder, max_shard_size="5GB"
+    )
     parts.template.tokenizer.save_pretrained(folder)
     (folder / TOOLS).write_text(parts.template.tools_json)
     return run.pack(folder, job.training.result_kind)

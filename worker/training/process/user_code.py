@@ -15,7 +15,8 @@ from worker.training.process.failures import RunFailure
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # processes and threads of one environment
+# Of one environment on average: processes and threads, bytes of files.
+THREADS, DISK = 4, 16 * 1024**2
 
 
 @contextmanager
@@ -38,7 +39,10 @@ def user_code(suite: Suite, *, network: bool, size: int, workers: int = 0) -> It
         if walls.isolation is Isolation.LIMITS:
             log.warning("this host can only limit the suite's code, not isolate it")
         try:
-            limits = Limits(processes=Limits().processes + THREADS * workers)
+            limits = Limits(
+                processes=Limits().processes + THREADS * workers,
+                disk_bytes=Limits().disk_bytes + DISK * workers,
+            )
             pool = WorkerPool(Sandbox(Path(folder), limits, walls), size=size)
         except SandboxStartError as error:
             raise RunFailure(Reason.USER_CODE_ERROR, f"the suite's code: {error}") from None
