@@ -25,6 +25,7 @@ from worker.training.evaluate import split
 from worker.training.export.answers import ServedAnswer, with_object_arguments
 from worker.training.export.merge import merge
 from worker.training.export.parity import ParityCheck
+from worker.training.export.served import agent_template
 from worker.training.process.user_code import user_code
 
 pytestmark = [
@@ -56,10 +57,13 @@ def check(adapter):
     model = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(BASE, dtype=torch.float32), adapter
     )
-    _, held_out = split(suite.cases, 128)
+    spec = JobSpec.model_validate(job)
+    _, held_out = split(suite.cases, spec.evaluation)
     with user_code(suite, network=False, size=2) as pool:
         tokenizer = AutoTokenizer.from_pretrained(adapter)
-        yield ParityCheck(JobSpec.model_validate(job), model, tokenizer, pool, held_out[:CASES])
+        tools = spec.agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
+        template = agent_template(spec.agent, tokenizer, tools)
+        yield ParityCheck(spec, model, template, pool, held_out[:CASES])
 
 
 class Vllm:

@@ -4,6 +4,7 @@ A server sets variables that the trainer left alone: llama.cpp a date and `enabl
 what its client says of `think`. What stands at the top of the template itself wins over all.
 """
 
+import contextlib
 import datetime
 import re
 from collections.abc import Callable
@@ -62,10 +63,10 @@ def _default_thinking(template: str, render: Callable[[str, list[Message]], str]
     """The value that makes what the template makes without one."""
     for value in (False, True):
         given = f"{{%- set enable_thinking = {str(value).lower()} -%}}{template}"
-        try:
-            same = [render(given, turns) == render(template, turns) for turns in PROBES]
-        except (TemplateError, TypeError):
-            same = [render(given, PROBES[0]) == render(template, PROBES[0])]
-        if all(same):
+        same = []
+        for turns in PROBES:
+            with contextlib.suppress(TemplateError, TypeError):  # it takes no system message
+                same.append(render(given, turns) == render(template, turns))
+        if same and all(same):
             return value
     return None
