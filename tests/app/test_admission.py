@@ -198,3 +198,12 @@ def test_equal_cases_under_other_ids_are_counted(api):
     suite = Suite.from_records(same)
     stored = api.post("/suites", params={"name": "twice"}, content=suite.to_archive()).json()
     assert stored["repeated_cases"] == 1
+
+
+def test_layers_that_are_not_in_a_local_model_are_named(check):
+    lora = {"target_modules": ["q_proj", "v_porj"]}
+    told = problems(check(cases(30), training={"lora": lora, "dtype": "float32"}))
+    message = told["training.lora.target_modules"]
+    assert message.startswith("the model has no layer v_porj; it has down_proj, gate_proj")
+    lora["target_modules"] = ["q_proj", "self_attn.v_proj"]
+    assert check(cases(30), training={"lora": lora, "dtype": "float32"}).status_code == 200

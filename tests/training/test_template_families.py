@@ -229,3 +229,13 @@ def test_qwen2_5_with_another_system_prompt_is_of_its_family(family):
 def test_a_template_says_which_half_it_leaves_out(family, template, missing):
     with pytest.raises(RunFailure, match=f"does not show {missing}, but the agent has tools"):
         family(template, ["<|im_end|>"])
+
+
+def test_what_trainers_mark_in_a_template_is_not_saved_with_the_model(family):
+    marked = shipped("qwen3_instruct_2507").replace(
+        "{%- for message in messages %}",
+        "{% generation %}{% endgeneration %}{%- for message in messages %}",
+    )
+    assert marked != shipped("qwen3_instruct_2507")
+    template = family(marked, ["<|im_end|>"], response_template=trl_templates.qwen3_template)
+    assert "generation %}" not in template.tokenizer.chat_template

@@ -13,7 +13,7 @@ from app.db.models import SuiteRow
 from app.exceptions import FieldProblem, JobInvalid
 from app.exports.checks import export_problems
 from app.jobs.admission.measures import bad_rewards, unknown_rewards, unmet_expectations
-from app.jobs.admission.model import context_problems, model_problems
+from app.jobs.admission.model import context_problems, model_problems, target_problems
 from app.jobs.admission.suite import (
     as_ollama_shows,
     case_problems,
@@ -79,6 +79,7 @@ async def admit(
             allowed=policy.allowed_models,
         ),
         *await asyncio.to_thread(context_problems, spec),
+        *await asyncio.to_thread(target_problems, spec),
         *policy.priority_problems(spec, role),
         *policy.network_problems(spec),
         *policy.judge_problems(spec.rewards),

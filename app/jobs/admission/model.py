@@ -1,6 +1,7 @@
 """What can be known about a model without loading it: is it there, and fit for tools."""
 
 import json
+import struct
 import tempfile
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from dressage.spec.agent import AgentSpec
 from dressage.spec.job import JobSpec
 
 RENDER_SECONDS = 10.0
+MAX_HEADER = 64 * 1024 * 1024  # bytes
 FIELD = "agent.model"
 TOOL_NAME, TOOL_RESULT = "tool_name_7f3a", "tool_result_91bc"
 SHOWN = {
@@ -90,6 +92,40 @@ def context_problems(spec: JobSpec) -> list[FieldProblem]:
         return []
     message = f"the model holds {length} tokens, prompt included; give less than that"
     return [FieldProblem(field="training.max_completion_length", message=message)]
+
+
+def target_problems(spec: JobSpec) -> list[FieldProblem]:
+    """Layers that shall get an adapter and are not in the model, where its files are at hand."""
+    path, lora = Path(spec.agent.model), spec.training.lora
+    if not path.is_absolute() or lora is None or isinstance(lora.target_modules, str):
+        return []
+    try:
+        layers = {name.rpartition(".")[0] for name in _tensor_names(path)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+        return []  # the worker reads them, and says what is wrong
+    missing = [
+        target
+        for target in lora.target_modules
+        if not any(layer == target or layer.endswith(f".{target}") for layer in layers)
+    ]
+    if not missing or not layers:
+        return []
+    names = {layer.rpartition(".")[2] for layer in layers}
+    have = ", ".join(sorted(n for n in names if n and "norm" not in n and "embed" not in n))
+    message = f"the model has no layer {', '.join(missing)}; it has {have}"
+    return [FieldProblem(field="training.lora.target_modules", message=message)]
+
+
+def _tensor_names(path: Path) -> list[str]:
+    """Of a model directory, from its index or the header of its one file."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return list(json.loads(index.read_bytes())["weight_map"])
+    with (path / "model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > MAX_HEADER:
+            raise ValueError("no safetensors header")
+        return list(json.loads(file.read(size)))
 
 
 def _problem(message: str) -> FieldProblem:

@@ -72,7 +72,7 @@ class ConversationTemplate:
         if self.tools:
             self._require_tools(response_template)
         self.tokenizer.chat_template = frozen_template(
-            self.tokenizer.chat_template,
+            _without_generation_markers(self.tokenizer.chat_template),
             self._renders,
             thinking=thinking,
             date=date,
@@ -140,7 +140,7 @@ class ConversationTemplate:
             with contextlib.suppress(ValueError):  # no twin: the comparison below has the last word
                 twin = get_training_chat_template(self.tokenizer)
                 if twin:
-                    self.tokenizer.chat_template = _without_generation_markers(twin)
+                    self.tokenizer.chat_template = twin
 
     def _not_shown(self) -> str | None:
         """Which half of a round of tools the template leaves out: tools, or results.
