@@ -251,7 +251,7 @@ class TrainingSpec(Spec):
     @classmethod
     def _one_or_none(cls, given: Any) -> Any:
         """`"none"` and a single name, as TRL takes them."""
-        if given in ("none", None):
+        if given in ("none", None) or given == ["none"]:
             return ()
         return (given,) if isinstance(given, str) else given
 
@@ -299,10 +299,10 @@ def _renamed_fields(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
             continue
         part, _, inner = own.partition(".")
         place, field = (ours, part) if not inner else (ours.get(part), inner)
-        if inner and not isinstance(place, dict):
-            if place is not None:
+        if inner:
+            if not isinstance(place, dict | None):
                 raise ValueError(f"{name} is {own} here, but {part} is no object")
-            place = ours[part] = {}
+            place = ours[part] = dict(place or {})  # not the sender's own
         assert isinstance(place, dict)
         if field in place:
             raise ValueError(f"{name} and {own} are one field: give one of them")
@@ -310,10 +310,10 @@ def _renamed_fields(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
         renamed[name] = own
     if "use_lora" in data:
         renamed["use_lora"] = "lora"
-        if data["use_lora"]:
-            ours.setdefault("lora", {})
-        else:
-            ours["lora"] = None
+        wanted = data["use_lora"]
+        if not isinstance(wanted, bool) or (not wanted and ours.get("lora") is not None):
+            raise ValueError("use_lora is true or false, and false only without lora")
+        ours.setdefault("lora", {} if wanted else None)
     return ours, renamed
 
 

@@ -174,8 +174,21 @@ def test_names_of_trl_are_taken_and_shown_as_adjustments(check):
     renamed = {a["field"]: a["effective"] for a in body["adjustments"]}
     assert renamed["training.per_device_train_batch_size"] == "training.batch_size"
     assert renamed["training.world_model_coeff"] == "training.echo.coeff"
-    twice = check(cases(30), training={"epochs": 1, "num_train_epochs": 2})
-    assert "are one field: give one of them" in twice.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("training", "sentence"),
+    [
+        ({"epochs": 1, "num_train_epochs": 2}, "are one field: give one of them"),
+        ({"lora": {"r": 3}, "lora_r": 4}, "lora_r and lora.r are one field"),
+        ({"lora": 5, "lora_r": 4}, "lora is no object"),
+        ({"use_lora": "yes"}, "use_lora is true or false"),
+        ({"use_lora": False, "lora": {"r": 1}}, "false only without lora"),
+        ({"lora_r": {}}, "valid integer"),
+    ],
+)
+def test_a_field_under_two_names_or_of_no_sense_is_refused(check, training, sentence):
+    assert sentence in check(cases(30), training=training).json()["detail"]
 
 
 @pytest.mark.parametrize("targets", [[], None, "all-linear"])
