@@ -21,6 +21,7 @@ from app.exports.leases import claim_export
 from app.jobs.retention import forget_files
 from app.scheduling.retries import RetryPolicy
 from app.storage import StorageUnavailable
+from dressage.authoring import Suite
 from dressage.client import Client
 from dressage.spec.artifact import ArtifactKind
 from tests.servers import KEYS
@@ -365,3 +366,23 @@ def test_only_what_no_living_worker_holds_is_left_behind(tmp_path, monkeypatch):
     ours.remove()
     ours.remove()
     assert not ours.path.exists()
+
+
+def test_an_agent_whose_rollouts_a_function_played_is_not_asked_as_in_a_chat(
+    api, context, submit, job_spec
+):
+    code = (
+        b"from dressage.authoring import measure, pass_reason, rollout_func\n\n"
+        b"@rollout_func\ndef alone(prompts, model):\n    return {}\n\n"
+        b"@measure\ndef fine(context):\n    return pass_reason('ok')\n"
+    )
+    cases = [{"id": f"c{n}", "input": f"q {n}"} for n in range(20)]
+    suite = Suite(Suite.from_records(cases).cases, {"code.py": code})
+    stored = api.post("/suites", params={"name": "alone"}, content=suite.to_archive())
+    assert stored.status_code == 201
+    agent = {"model": job_spec["agent"]["model"], "rollout_func": "alone"}
+    job_id = submit("ok", suite="alone", agent=agent, rewards=["fine"])
+    work(context)
+    asked = api.post(f"/jobs/{job_id}/generate?wait=0", json={"prompt": "hi"})
+    assert asked.status_code == 422
+    assert "an ordinary chat is not what was trained" in asked.json()["detail"]
