@@ -1,3 +1,4 @@
+import json
 import math
 
 import numpy as np
@@ -21,7 +22,8 @@ from worker.training.update.echo import (
     denominator,
     echo_cross_entropy,
 )
-from worker.training.update.echo_term import EchoTerm
+from worker.training.update.echo_term import STATE, EchoTerm
+from worker.wire.checkpoints import newest_complete
 
 NORMALIZATIONS = ["selected_tokens", "sequence_mean", "seq_mean_token_sum_norm"]
 
@@ -187,6 +189,21 @@ def test_the_term_is_at_temperature_one_also_when_sampling_is_not(make_run):
         picked = logps[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
         losses += [-float(p) for p, r in zip(picked, rollout["roles"][1:], strict=True) if r == "o"]
     assert curve(run, "echo/cross_entropy")[0] == pytest.approx(np.mean(losses), rel=1e-4)
+
+
+@pytest.mark.parametrize("logging_steps", [1, 2])
+def test_the_guardrail_sees_every_step_whatever_is_logged(make_run, logging_steps):
+    training = {
+        "max_steps": 4,
+        "save_steps": 4,
+        "logging_steps": logging_steps,
+        "batch_size": 4,
+        "gradient_accumulation": 2,
+    }
+    run = trained(make_run, "seen", echo={"coeff": 0.1}, **training)
+    state = json.loads((newest_complete([run.path]) / STATE).read_text())["detector"]
+    assert len(state["losses"]) == 4
+    assert all(math.isfinite(value) and value > 0 for value in state["entropies"])
 
 
 def feed(detector, steps, **values):

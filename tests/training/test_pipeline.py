@@ -478,6 +478,7 @@ def test_what_resampling_plays_is_stored_under_ids_of_its_own(make_run, arithmet
     rollouts = [r for r in events_of(run, "rollout") if r["phase"] == "train"]
     assert len({r["id"] for r in rollouts}) == len(rollouts) == 3 * 8
     assert any(r["resampled"] for r in rollouts)
+    assert all(("-try-" in r["id"]) is r["resampled"] for r in rollouts)
 
 
 def test_cases_that_leave_no_room_are_all_named_before_the_first_step(make_run, arithmetic):

@@ -43,9 +43,8 @@ from worker.wire.checkpoints import keep, mark_complete
 from worker.wire.run_dir import RunDirectory
 
 STEPS_WITHOUT_REWARD = 3
-ROWS_FOR_EACH = (
-    16  # rows generated at once for each row of a micro-batch: less memory, less of both
-)
+# Rows that are generated at once for each row of a micro-batch: who halves that halves both.
+ROWS_FOR_EACH = 16
 
 
 class JobTrainer(GRPOTrainer):
@@ -70,7 +69,8 @@ class JobTrainer(GRPOTrainer):
         self._steps_without_reward = 0
         self._step_rewards: list[float] = []  # of the last step, of every process
         self._logps: torch.Tensor | None = None  # of the forward pass whose loss is being made
-        self._entropies_seen = 0  # of the log line: one a micro-batch
+        self._entropies: list[float] = []  # of the present log line, one a micro-batch
+        self._entropies_seen = 0
         self.echo = EchoTerm(spec, run) if spec.echo else None
         # The one way to tell transformers where its TensorBoard files go.
         os.environ["TENSORBOARD_LOGGING_DIR"] = str(run.path / TENSORBOARD)
@@ -113,7 +113,7 @@ class JobTrainer(GRPOTrainer):
 
     @property
     def moved_share(self) -> float:
-        """Share of the trained weights that are not what they were when this attempt began."""
+        """Share of the trained weights that are not what they were before the first step."""
         return self._moved.share(self.accelerator.unwrap_model(self.model))
 
     @property
@@ -257,7 +257,7 @@ class JobTrainer(GRPOTrainer):
             for at, group in zip(dead, fresh.groups, strict=True):
                 for one in group:  # the case may be played twice in this step
                     place = self.accelerator.process_index * len(batch.groups) + at
-                    one.rollout.resampled = f"try-{attempt + 1}-group-{place}"
+                    one.rollout.resampled = f"-try-{attempt + 1}-group-{place}"
             better = {
                 at: group
                 for at, group in zip(dead, fresh.groups, strict=True)
@@ -332,8 +332,8 @@ class JobTrainer(GRPOTrainer):
         """Look at the step that has just ended, before its log line is written."""
         self._note("weights/moved_share", self.moved_share)
         entropies = self._metrics["train"]["entropy"]
-        if len(entropies) < self._entropies_seen:  # a log line has begun
-            self._entropies_seen = 0
+        if entropies is not self._entropies:  # a log line has begun
+            self._entropies, self._entropies_seen = entropies, 0
         own, self._entropies_seen = entropies[self._entropies_seen :], len(entropies)
         if self.echo:
             entropy = mean(ranks.all_of(own))
