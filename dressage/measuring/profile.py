@@ -3,6 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from pydantic import Field
 
@@ -11,6 +12,7 @@ from dressage.spec.base import Spec
 from dressage.spec.suite import Case
 
 MAX_IDS, MAX_FIELDS = 5, 200
+MAX_NUMBER = 10_000  # characters of a text in which a number is looked for
 
 
 class SomeCases(Spec):
@@ -53,7 +55,7 @@ class SuiteProfile(Spec):
     @classmethod
     def of(cls, cases: Sequence[Case]) -> "SuiteProfile":
         """Look at every case once."""
-        names = {name for case in cases for name in case.expect}
+        expect = _expectations(cases)
         seen: set[str] = set()
         repeated = []
         for case in cases:
@@ -68,9 +70,7 @@ class SuiteProfile(Spec):
             both=tuple(sorted({n for c in cases for n in c.expect.keys() & c.metadata.keys()}))[
                 :MAX_IDS
             ],
-            expect={name: _field(name, cases) for name in sorted(names)}
-            if len(names) <= MAX_FIELDS
-            else None,
+            expect=expect if len(expect) <= MAX_FIELDS else None,
         )
 
     def for_training(self, boundary: int) -> int:
@@ -78,15 +78,36 @@ class SuiteProfile(Spec):
         return sum(count for place, count in self.places.items() if place >= boundary)
 
 
-def _field(name: str, cases: Sequence[Case]) -> ExpectField:
-    return ExpectField(
-        missing=SomeCases.of(c.id for c in cases if not _is_there(c.expect.get(name))),
-        no_numbers=SomeCases.of(
-            c.id
-            for c in cases
-            if _is_there(c.expect.get(name)) and last_number(str(c.expect[name])) is None
-        ),
-    )
+def _expectations(cases: Sequence[Case]) -> dict[str, ExpectField]:
+    """Every entry of `expect`, in one pass over cases that may be many."""
+    there: Counter[str] = Counter()
+    no_numbers: dict[str, list[str]] = {}
+    for case in cases:
+        for name, value in case.expect.items():
+            wrong = no_numbers.setdefault(name, [])
+            if type(value) in (int, float):
+                there[name] += 1
+                continue
+            text = str(value)
+            is_there = _is_there(value)
+            there[name] += is_there
+            if is_there and len(text) <= MAX_NUMBER and last_number(text) is None:
+                wrong.append(case.id)
+    return {
+        name: ExpectField(
+            missing=SomeCases(
+                count=len(cases) - there[name],
+                ids=() if there[name] == len(cases) else _first_without(name, cases),
+            ),
+            no_numbers=SomeCases.of(wrong),
+        )
+        for name, wrong in sorted(no_numbers.items())
+    }
+
+
+def _first_without(name: str, cases: Sequence[Case]) -> tuple[str, ...]:
+    without = (case.id for case in cases if not _is_there(case.expect.get(name)))
+    return tuple(islice(without, MAX_IDS))
 
 
 def _is_there(value: object) -> bool:

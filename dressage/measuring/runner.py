@@ -172,14 +172,19 @@ class MeasureRunner:
             for value in outcome.value["rewards"]
         ]
 
-    def _snapshots(self, workers: Sequence[Worker | None]) -> list[str | None]:
-        """The environments as they are now, as the sandbox gives and takes them."""
+    def _snapshots(self, workers: Sequence[Worker | None]) -> list[dict[str, str] | None]:
+        """The environments as they are now, as the sandbox gives and takes them, or why not."""
         there = [worker for worker in workers if worker]
         calls: list[tuple[Worker | None, dict[str, Any]]] = [
             (worker, {"call": "snapshot"}) for worker in there
         ]
         found = iter(self._pool.run(calls, self._timeout, until=self._until))
-        return [next(found).value if worker else None for worker in workers]
+        told = [
+            {"error": outcome.message} if outcome.failure else {"content": outcome.value}
+            for outcome in found
+        ]
+        given = iter(told)
+        return [next(given) if worker else None for worker in workers]
 
     def _seed_of(self, name: str, context: MeasureContext) -> int:
         """The same for all rollouts of a case."""

@@ -80,10 +80,12 @@ class Guard:
     def _look_at_disk(self) -> None:
         """End the worker that fills its folder, or all when they fill the disk together."""
         work = Path(self._confinement.work)
-        for folder in work.glob(worker_folder("*")):
-            if _size(folder) > self._confinement.disk_each:
+        # By process, not by folder: a suite's import may have made folders of any name.
+        for worker in _children(self._loader):
+            folder = work / worker_folder(worker)
+            if not folder.is_symlink() and _size(folder) > self._confinement.disk_each:
                 self._host.sendall(b"each")
-                _kill_group(int(folder.name.rpartition("-")[2]))
+                _kill_group(worker)
         if _size(work) > self._confinement.disk:
             self._host.sendall(b"disk")
             self._end_everything()

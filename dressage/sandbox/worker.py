@@ -82,7 +82,7 @@ class Worker:
                 self._send({"error": "raised", "message": message})
 
     def _send(self, content: dict[str, Any]) -> None:
-        printed = self._printed.taken()
+        printed = "" if "question" in content else self._printed.taken()
         if printed:
             content = {**content, "printed": printed}
         send(self._connection, {**content, "id": self._id})
@@ -235,9 +235,26 @@ def _reward_arguments(request: dict[str, Any], metrics: dict[str, float]) -> dic
     return given
 
 
-def _environment_of(kept: str | None) -> Any:
+def _environment_of(kept: dict[str, str] | None) -> Any:
     """An environment out of another process of this sandbox, as its rollout left it."""
-    return None if kept is None else pickle.loads(base64.b64decode(kept))
+    if kept is None:
+        return None
+    if "error" in kept:
+        return _NotHandedOver(kept["error"])
+    return pickle.loads(base64.b64decode(kept["content"]))
+
+
+class _NotHandedOver:
+    """In place of an environment that does not pickle: who looks at it is told."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            f"this environment could not be handed to a reward function ({self._why}); a measure "
+            "sees it as context.environment"
+        )
 
 
 def cut(reason: str) -> str:

@@ -1,7 +1,9 @@
 """Suites' code as people write it: what works, and what is refused with a way out."""
 
 import json
+import subprocess
 import textwrap
+import time
 
 import pytest
 
@@ -449,3 +451,48 @@ def test_more_than_three_hundred_environments_at_once(tmp_path):
     for worker in workers:
         worker.kill()
     pool.close()
+
+
+def test_a_folder_that_a_suite_names_like_another_process_ends_nobody(tmp_path):
+    victim = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    (tmp_path / "suite.py").write_text(
+        f"import os\nos.mkdir('worker-{victim.pid}')\nos.mkdir('worker-x')\n"
+        f"open('worker-{victim.pid}/big', 'wb').write(bytes(3_000_000))\n"
+    )
+    limits = Limits(each_disk_bytes=1_000_000, disk_bytes=100_000_000)
+    pool = WorkerPool(Sandbox(tmp_path, limits), size=1)
+    worker = pool.sandbox.start_worker()
+    time.sleep(3)  # three looks of the guard
+    assert victim.poll() is None
+    assert worker.alive
+    victim.kill()
+    victim.wait()
+    pool.close()
+
+
+def test_an_environment_that_does_not_pickle_is_said_where_it_is_looked_at(suite):
+    pool = suite('''
+        import threading
+        from dressage.authoring import Environment, reward_function
+
+        class Locked(Environment):
+            def reset(self, case):
+                self.lock, self.steps = threading.Lock(), 3
+
+            def go(self) -> str:
+                """Go."""
+                return "gone"
+
+        @reward_function
+        def steps(completions, environments, **columns):
+            return [float(e.steps) for e in environments]
+    ''')
+    worker = pool.sandbox.start_worker()
+    case = {"input": "go", "seed": 0}
+    worker.call({"call": "open", "name": "Locked", "case": case, "max_output": 100}, 10)
+    ((outcome,),) = MeasureRunner([RewardSpec(function="steps")], pool, timeout=10).run(
+        [MeasureContext(input="go", expect={})], [worker]
+    )
+    worker.kill()
+    assert outcome.failure is Failure.RAISED
+    assert "could not be handed to a reward function" in outcome.message
