@@ -101,7 +101,7 @@ def test_files_and_history_are_pulled_and_unpacked(operator, context, submit, tm
     found = {path.name for path in (tmp_path / "files").iterdir()}
     assert found == {
         *("adapter", "adapter.tar", ".dressage-job"),
-        *("job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"),
+        *("report.md", "job.json", "metrics.csv", "evaluations.json", "rollouts.jsonl"),
     }
     assert (tmp_path / "files" / "adapter" / "weights").read_bytes() == b"w" * 1000
     assert json.loads((tmp_path / "files" / "job.json").read_text())["id"] == job_id

@@ -6,12 +6,21 @@ from transformers import AutoTokenizer
 from dressage.authoring import Suite
 from dressage.spec.job import JobSpec
 from tests.conftest import TINY_MODEL
+from worker.training.export.gguf import convert
 from worker.wire.run_dir import EVENTS, SPEC, SUITE, RunDirectory, RunSpec
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
     return AutoTokenizer.from_pretrained(TINY_MODEL)
+
+
+@pytest.fixture(scope="session")
+def base_gguf(tmp_path_factory):
+    """The tiny model as llama.cpp and Ollama take it."""
+    path = tmp_path_factory.mktemp("gguf") / "base.gguf"
+    convert(TINY_MODEL, path, "f16", {})
+    return path
 
 
 @pytest.fixture

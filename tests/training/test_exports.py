@@ -27,6 +27,7 @@ from tests.ollama_server import OllamaServer, read_gguf
 from tests.training.adapters import make_adapter
 from tests.training.conftest import events_of
 from worker.training.evaluate import split
+from worker.training.export import __main__ as export_main
 from worker.training.export.__main__ import run_export
 from worker.training.export.gguf import GgufModel, convert
 from worker.training.export.merge import merge
@@ -48,6 +49,34 @@ def adapter(tmp_path_factory):
     folder = tmp_path_factory.mktemp("adapter") / "adapter"
     make_adapter(folder, TINY_MODEL)
     return folder
+
+
+@pytest.fixture(scope="session")
+def converted(tmp_path_factory):
+    """Files that the converter has made of merged models, by what they were made with."""
+    return tmp_path_factory.mktemp("converted"), {}
+
+
+@pytest.fixture(autouse=True)
+def conversion_once(monkeypatch, converted):
+    """The same conversion is made once: most of these tests are about what comes after it."""
+    folder, known = converted
+    real = export_main.convert
+
+    def convert(model, out, quantization, metadata):
+        key = (hashed(model), quantization, json.dumps(metadata))
+        if key not in known:
+            real(model, out, quantization, metadata)
+            known[key] = folder / f"{len(known)}.gguf"
+            shutil.copy(out, known[key])
+        shutil.copy(known[key], out)
+
+    monkeypatch.setattr(export_main, "convert", convert)
+
+
+def hashed(model):
+    names = ("model.safetensors", "chat_template.jinja", "config.json", "tokenizer.json")
+    return tuple(sha256_of(model / name) for name in names)
 
 
 @pytest.fixture
@@ -129,11 +158,9 @@ def test_a_gguf_serves_what_was_trained_and_says_where_it_is_from(export):
     assert manifest["files"][0]["kind"] == "gguf"
 
 
-def test_a_dropped_adapter_is_caught(check, tmp_path):
-    path = tmp_path / "base.gguf"
-    convert(TINY_MODEL, path, "f16", {})
-    model = GgufModel(path, context_length=512)
-    report = check.report("base", served(path), model.next_token)
+def test_a_dropped_adapter_is_caught(check, base_gguf):
+    model = GgufModel(base_gguf, context_length=512)
+    report = check.report("base", served(base_gguf), model.next_token)
     assert ParityProblem.NEARER_TO_BASE in report.problems
     assert report.kl > report.kl_base
 
@@ -377,11 +404,9 @@ def test_a_disk_that_becomes_full_during_the_conversion_is_no_fault_of_the_model
 
 
 @pytest.fixture
-def with_base(ollama, tmp_path):
+def with_base(ollama, base_gguf):
     """The job's base model, on the server under `tiny:base`."""
-    path = tmp_path / "base.gguf"
-    convert(TINY_MODEL, path, "f16", {})
-    server = Ollama(ollama.url)
+    path, server = base_gguf, Ollama(ollama.url)
     server.create(
         {"model": "tiny:base", "files": {path.name: server.upload(path, sha256_of(path), print)}},
         lambda _: None,

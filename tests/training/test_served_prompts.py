@@ -10,11 +10,10 @@ import datetime
 import pytest
 
 from dressage.spec.tool_schema import for_ollama
-from tests.conftest import TINY_MODEL
 from tests.ollama_server import as_ollama_has
 from tests.training.test_template import TOOL
 from tests.training.test_template_families import CONTROL, WITH_TOOLS, shipped
-from worker.training.export.gguf import GgufModel, convert
+from worker.training.export.gguf import GgufModel
 from worker.training.rollout.frozen import frozen_template
 from worker.training.rollout.template import ConversationTemplate
 
@@ -69,13 +68,6 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(scope="module")
-def gguf(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    convert(TINY_MODEL, path, "f16", {})
-    return path
-
-
 @pytest.fixture
 def trained(tokenizer):
     """`trained(name, tools, …)`: the template as a job with these tools trains it."""
@@ -112,17 +104,19 @@ def differences(gguf, template, tools):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_is_served_is_what_was_trained(gguf, trained, name):
+def test_what_is_served_is_what_was_trained(base_gguf, trained, name):
     for tools in ((TOOL, RICH), ()):
-        found = differences(gguf, trained(name, tools), tools)
+        found = differences(base_gguf, trained(name, tools), tools)
         assert {(name, kind) for kind in found} <= SHOWN_OTHERWISE, found
 
 
 @pytest.mark.parametrize("thinking", [True, False, None])
 @pytest.mark.parametrize("name", ["qwen3", "gemma4_v5", "qwen3_5_think"])
-def test_nothing_that_a_client_says_of_thinking_changes_the_prompt(gguf, trained, name, thinking):
+def test_nothing_that_a_client_says_of_thinking_changes_the_prompt(
+    base_gguf, trained, name, thinking
+):
     template = trained(name, thinking=thinking)
-    model = GgufModel(gguf, context_length=256, chat_template=template.tokenizer.chat_template)
+    model = GgufModel(base_gguf, context_length=256, chat_template=template.tokenizer.chat_template)
     tools = [as_ollama_has(tool) for tool in template.tools]
     ours = template.prompt_text([USER])
     for said in (True, False):
