@@ -26,7 +26,6 @@ from worker.training.process.failures import RunFailure
 
 log = logging.getLogger(__name__)
 
-
 # Of a generation configuration, and without a part in how a token is drawn.
 HARMLESS = (
     *("output_attentions", "output_hidden_states", "use_cache", "return_dict_in_generate"),
@@ -87,15 +86,9 @@ def _forget_sampling(model: Any, name: str) -> None:
     given = model.generation_config
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     model.generation_config = GenerationConfig(**{key: getattr(given, key) for key in ids})
-    ours = {
-        *ids,
-        "transformers_version",
-        "_from_model_config",
-        "do_sample",
-        "max_length",
-        *HARMLESS,
+    left_out = {
+        key: value for key, value in given.to_diff_dict().items() if key not in (*ids, *HARMLESS)
     }
-    left_out = {key: value for key, value in given.to_diff_dict().items() if key not in ours}
     if left_out:
         log.warning(
             "the model %s asks for %s when it is sampled; rollouts are drawn as the job says alone",
@@ -154,12 +147,17 @@ def turn_end(tokenizer: Any) -> int | None:
 
 
 def end_ids(name: str, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end a turn of this model: its own, its tokenizer's and its template's."""
+    """The tokens that end a turn of the model of this name, which need not be loaded."""
     try:
-        ends = GenerationConfig.from_pretrained(name).eos_token_id
+        own = GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:  # a model need not have one
-        ends = AutoConfig.from_pretrained(name).get_text_config().eos_token_id
-    ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        own = AutoConfig.from_pretrained(name).get_text_config().eos_token_id
+    return all_ends(own, tokenizer)
+
+
+def all_ends(own: int | list[int] | None, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end a turn: a model's `eos_token_id`, its tokenizer's and its template's."""
+    ends = own if isinstance(own, list) else [own]
     found = [*ends, tokenizer.eos_token_id, turn_end(tokenizer)]
     return frozenset(token for token in found if token is not None)
 

@@ -9,7 +9,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from dressage.seeds import derived_seed
 from dressage.spec.status import Reason
-from worker.training.model import context_length, turn_end
+from worker.training.model import all_ends, context_length
 from worker.training.process.failures import RunFailure
 
 
@@ -39,10 +39,7 @@ class TransformersSampler:
         self._model, self._sampling, self._rows = model, sampling, rows
         self._context = context_length(model.config)
         self._pad = tokenizer.pad_token_id
-        ends = model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
-        found = [*ends, tokenizer.eos_token_id, turn_end(tokenizer)]
-        self.end_ids = frozenset(token for token in found if token is not None)
+        self.end_ids = all_ends(model.generation_config.eos_token_id, tokenizer)
 
     def __call__(self, prompts: list[list[int]], limits: list[int], seed: int) -> list[list[int]]:
         """Continue every prompt by at most its own limit of tokens, end token included.

@@ -164,10 +164,8 @@ def _plain_problem(template: str, *, with_system: bool) -> str | None:
     user = {"role": "user", "content": "question"}
     system = {"role": "system", "content": "instructions"}
     plain = _rendered(template, [{"messages": [user], "add_generation_prompt": True}])
-    if plain.failure is Failure.TIMED_OUT:
-        return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
     if plain.failure:
-        return f"the model's chat template does not work: {plain.message}"[:500]
+        return _failed(plain)
     if not with_system:
         return None
     said = _rendered(template, [{"messages": [system, user], "add_generation_prompt": True}])
@@ -198,10 +196,8 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
             {"messages": [*messages, turn, result], "add_generation_prompt": True},
         ],
     )
-    if rendered.failure is Failure.TIMED_OUT:
-        return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
     if rendered.failure:
-        return f"the model's chat template does not work: {rendered.message}"[:500]
+        return _failed(rendered)
     plain, short, longer = rendered.value
     missing = (
         "tools" if TOOL_NAME not in plain else "" if TOOL_RESULT in short else "results of tools"
@@ -225,6 +221,12 @@ def _tool_problem(template: str, *, has_parser: bool) -> str | None:
         f"trained would not be what is served: {short[at : at + 40]!r} becomes "
         f"{longer[at : at + 40]!r} after {short[max(0, at - 40) : at]!r}"
     )
+
+
+def _failed(outcome: Outcome) -> str:
+    if outcome.failure is Failure.TIMED_OUT:
+        return f"the model's chat template takes longer than {RENDER_SECONDS:g} seconds"
+    return f"the model's chat template does not work: {outcome.message}"[:500]
 
 
 def _rendered(template: str, conversations: list[dict[str, Any]]) -> Outcome:

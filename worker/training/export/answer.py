@@ -60,15 +60,12 @@ def _conversation(
     trained: Path,
 ) -> GeneratedAnswer:
     ends = end_ids(job.agent.model, tokenizer)
-    agent = job.agent
-    if request.tools is not None:
-        agent = agent.model_copy(update={"tools": request.tools, "environment": None})
-    own = request.tools is None
-    tools = (
-        shown_tools(agent, trained, pool)
-        if own
-        else agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
-    )
+    if request.tools is None:
+        agent = job.agent
+        tools = shown_tools(agent, trained, pool)
+    else:
+        agent = job.agent.model_copy(update={"tools": request.tools, "environment": None})
+        tools = agent.tool_schemas(pool.sandbox.tools, pool.sandbox.environments)
     template = agent_template(job.agent, tokenizer, tools)
     turns = job.training.max_tool_iterations if request.execute_tools else 0
     instructions = job.agent.instructions if request.instructions is None else request.instructions

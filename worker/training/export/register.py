@@ -43,8 +43,8 @@ def ready_server(spec: ExportRunSpec, export: OllamaExport) -> Ollama:
         )
     server = Ollama(spec.ollama_url)
     version = server.version()
-    numbers = _numbers(version)[:2]
-    built_here = numbers == (0, 0)  # what a self-built server calls itself: tried
+    numbers = _numbers(version)
+    built_here = numbers[:2] == (0, 0)  # what a self-built server calls itself: tried
     if numbers < OLDEST_OLLAMA and not built_here:
         raise RunFailure(
             Reason.OLLAMA_REFUSED,
@@ -53,7 +53,7 @@ def ready_server(spec: ExportRunSpec, export: OllamaExport) -> Ollama:
         )
     if spec.attempt == 1:
         _require_free_name(server, export, spec)
-    if export.base and _numbers(version) >= NO_ADAPTERS:
+    if export.base and numbers >= NO_ADAPTERS:
         raise RunFailure(
             Reason.OLLAMA_REFUSED,
             f"Ollama {version} makes no new models of a base with an adapter; leave base out, and "

@@ -108,8 +108,7 @@ def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> No
         step = best.step
     moved = parts.trainer.moved_share
     if job.training.lora is None:  # what is proved is what is stored
-        unwrapped = parts.trainer.accelerator.unwrap_model(parts.trainer.model)
-        unwrapped.to(getattr(torch, job.training.dtype))
+        parts.trainer.unwrapped.to(getattr(torch, job.training.dtype))
     if proof:
         evaluation.at(AFTER, proof, step=step)
 
@@ -184,9 +183,7 @@ def save(run: RunDirectory, job: JobSpec, parts: Parts) -> ProducedFile:
     """The trained adapter (or the whole model), tokenizer, template and tools as one artifact."""
     folder = run.path / "final"
     shutil.rmtree(folder, ignore_errors=True)
-    parts.trainer.accelerator.unwrap_model(parts.trainer.model).save_pretrained(
-        folder, max_shard_size="5GB"
-    )
+    parts.trainer.unwrapped.save_pretrained(folder, max_shard_size="5GB")
     parts.template.tokenizer.save_pretrained(folder)
     (folder / TOOLS).write_text(parts.template.tools_json)
     return run.pack(folder, job.training.result_kind)

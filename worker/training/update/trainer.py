@@ -87,7 +87,7 @@ class JobTrainer(GRPOTrainer):
             rollout_func=self._trl_rollouts,
             callbacks=[EventCallback(run), FiniteGradients(self._note)],
         )
-        self._moved = MovedWeights(self.accelerator.unwrap_model(self.model))
+        self._moved = MovedWeights(self.unwrapped)
         self.governor = SignalGovernor(spec.pause_after_dead_steps)
         self.add_callback(EverySteps(1, lambda _: self.end_step()))
         self.add_callback(
@@ -95,17 +95,21 @@ class JobTrainer(GRPOTrainer):
         )
         self.remove_callback(PrinterCallback)
 
+    @property
+    def unwrapped(self) -> Any:
+        """The model without what accelerate has put around it."""
+        return self.accelerator.unwrap_model(self.model)
+
     def sampler(self, temperature: float) -> TransformersSampler:
         """A sampler on the model as it is now."""
         sampling = Sampling(temperature, self._spec.top_p, self._spec.top_k)
-        model = self.accelerator.unwrap_model(self.model)
         rows = ROWS_FOR_EACH * self._spec.batch_size
-        return TransformersSampler(model, self.processing_class, sampling, rows=rows)
+        return TransformersSampler(self.unwrapped, self.processing_class, sampling, rows=rows)
 
     @property
     def parameter_counts(self) -> dict[str, int]:
         """Numbers of the model, and those of them that are trained."""
-        parameters = list(self.accelerator.unwrap_model(self.model).parameters())
+        parameters = list(self.unwrapped.parameters())
         return {
             "all": sum(p.numel() for p in parameters),
             "trained": sum(p.numel() for p in parameters if p.requires_grad),
@@ -114,7 +118,7 @@ class JobTrainer(GRPOTrainer):
     @property
     def moved_share(self) -> float:
         """Share of the trained weights that are not what they were before the first step."""
-        return self._moved.share(self.accelerator.unwrap_model(self.model))
+        return self._moved.share(self.unwrapped)
 
     @property
     def planned_steps(self) -> int:
@@ -178,7 +182,7 @@ class JobTrainer(GRPOTrainer):
     def environment_cross_entropy(self, rollouts: Sequence[Rollout]) -> tuple[float, int]:
         """Nats of the selected tokens of given rollouts, under the model as it is now; how many."""
         assert self.echo
-        base = language_model(self.accelerator.unwrap_model(self.model))
+        base = language_model(self.unwrapped)
         return environment_cross_entropy(
             base, self.echo, rollouts, batch_size=self._spec.batch_size
         )
@@ -308,7 +312,7 @@ class JobTrainer(GRPOTrainer):
         if not self.echo:
             loss: torch.Tensor = super()._compute_loss(model, inputs)
             return loss
-        base = language_model(self.accelerator.unwrap_model(self.model))
+        base = language_model(self.unwrapped)
         with last_hidden_states(base.base_model, wanted=self.echo.needs_hidden) as hidden:
             loss = super()._compute_loss(model, inputs)
         length = inputs["completion_ids"].shape[1]
