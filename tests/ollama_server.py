@@ -250,7 +250,6 @@ class _Handler(BaseHTTPRequestHandler):
                 {
                     "capabilities": made["capabilities"],
                     "parameters": made["parameters"],
-                    "modelfile": modelfile(made),
                     "model_info": made["model_info"],
                     "license": made.get("license", ""),
                 },
@@ -271,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
             time.sleep(2)
         if self.ollama.take_fault("full"):
             self._body()
-            return self._error(500, "write /root/.ollama: no space left on device")
+            return self._error(500, "write blob: no space left on device")
         content = self._body()
         if hashlib.sha256(content).hexdigest() != digest.removeprefix("sha256:"):
             return self._error(400, "digest mismatch")
@@ -409,21 +408,6 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(content).encode() + b"\n"
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
         self.wfile.flush()
-
-
-def modelfile(made):
-    files = [("FROM", made["digest"]), ("ADAPTER", made.get("adapter"))]
-    lines = [
-        f"{word} /root/.ollama/models/blobs/{stored_layer(digest)}"
-        for word, digest in files
-        if digest
-    ]
-    return "\n".join([*lines, *(f"PARAMETER {name}" for name in made["parameters"])])
-
-
-def stored_layer(digest):
-    """The name of a layer: llama-quantize has written it anew, so it has another digest."""
-    return f"sha256-{hashlib.sha256(digest.encode()).hexdigest()}"
 
 
 def read_gguf(path):

@@ -1,7 +1,8 @@
 import json
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from dressage.authoring import Suite
 from dressage.spec.job import JobSpec
@@ -50,3 +51,19 @@ def events_of(run, type_=None):
     lines = (run.path / EVENTS).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     return [event["data"] for event in events if type_ in (None, event["type"])]
+
+
+def small_model(family="qwen3", **options):
+    """An untrained model of a family, with the same weights each time."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+    }
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **options}))

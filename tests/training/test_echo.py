@@ -7,12 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from dressage.spec.training import EchoSpec, TrainingSpec
-from tests.training.conftest import events_of
+from tests.training.conftest import events_of, small_model
 from worker.training.model import Head, head_of
 from worker.training.pipeline.run import run_job
 from worker.training.rollout.rollout import Rollout, StopReason
@@ -176,8 +176,6 @@ def test_one_batch_of_eight_equals_eight_accumulated_ones(make_run, normalizatio
 
 def test_the_term_is_at_temperature_one_also_when_sampling_is_not(make_run):
     run = trained(make_run, "cool", temperature=0.7, max_steps=1, echo={"coeff": 0.1})
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(run.spec().job.agent.model, dtype=torch.float32)
     losses = []
     for rollout in events_of(run, "rollout"):
@@ -270,20 +268,7 @@ def test_one_step_that_is_no_number_does_not_switch_the_guardrail_off():
     [("granite", {"logits_scaling": 8.0}), ("cohere", {"logit_scale": 0.0625}), ("gemma2", {})],
 )
 def test_the_head_of_each_family_makes_the_logits_that_the_model_makes(family, scaling):
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-        pad_token_id=0,
-        **scaling,
-    )
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = small_model(family, pad_token_id=0, **scaling).eval()
     ids = torch.arange(5)[None]
     with torch.no_grad():
         whole = model(ids).logits

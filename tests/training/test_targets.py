@@ -8,9 +8,10 @@ import torch
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from dressage.seeds import derived_seed
 from dressage.spec.status import Reason
 from dressage.spec.training import LoraSpec, TrainingSpec
-from tests.training.conftest import events_of
+from tests.training.conftest import events_of, small_model
 from worker.training.pipeline.pulse import Pulse
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
@@ -18,21 +19,6 @@ from worker.training.sampler import Sampling, TransformersSampler
 from worker.training.update.config import lora_config, require_targets
 from worker.training.update.moved import MovedWeights
 from worker.wire.run_dir import MANIFEST, RunDirectory
-
-
-def small(family="qwen3", **options):
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": 60,
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 8,
-        "max_position_embeddings": 64,
-    }
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**sizes, **options}))
 
 
 def spec(*targets):
@@ -49,19 +35,19 @@ def spec(*targets):
 )
 def test_every_layer_that_is_named_must_be_there(targets, sentence):
     with pytest.raises(RunFailure) as caught:
-        require_targets(spec(*targets), small(tie_word_embeddings=True))
+        require_targets(spec(*targets), small_model(tie_word_embeddings=True))
     assert caught.value.reason is Reason.MODEL_UNSUPPORTED
     assert sentence in caught.value.message
 
 
 def test_layers_that_are_there_are_taken():
-    require_targets(spec("q_proj", "layers.0.self_attn.v_proj"), small())
-    require_targets(spec("lm_head"), small(tie_word_embeddings=False))
-    require_targets(TrainingSpec(lora=LoraSpec()), small())
+    require_targets(spec("q_proj", "layers.0.self_attn.v_proj"), small_model())
+    require_targets(spec("lm_head"), small_model(tie_word_embeddings=False))
+    require_targets(TrainingSpec(lora=LoraSpec()), small_model())
 
 
 def test_the_router_of_experts_has_no_adapter():
-    model = small("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
+    model = small_model("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
     adapted = get_peft_model(model, lora_config(TrainingSpec(lora=LoraSpec()), model))
     trained = {
         n.rsplit(".lora_", 1)[0].rsplit(".", 1)[-1]
@@ -139,6 +125,8 @@ def test_rows_end_at_their_own_limits_and_never_beyond_what_the_model_holds():
         written = sample(prompts, limits, seed)
         assert all(0 < len(row) <= limit for row, limit in zip(written, limits, strict=True))
     few = TransformersSampler(model, tokenizer, Sampling(1.0), rows=1)
-    assert [len(few([p], [n], 3)[0]) for p, n in zip(prompts, limits, strict=True)] == [
-        len(row) for row in (few([p], [n], 3)[0] for p, n in zip(prompts, limits, strict=True))
+    seeds = [3, derived_seed(3, "rows", 1), derived_seed(3, "rows", 2)]
+    assert few(prompts, limits, 3) == [
+        few([prompt], [limit], seed)[0]
+        for prompt, limit, seed in zip(prompts, limits, seeds, strict=True)
     ]
