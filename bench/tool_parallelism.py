@@ -17,9 +17,9 @@ from trl import GRPOTrainer
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Sandbox
 from dressage.spec.suite import Case
-from worker.training.pipeline.run import SANDBOX_WORKERS
 from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
 from worker.training.rollout.template import ConversationTemplate
+from worker.training.sampler.protocol import Draws, Sampled, Sampling
 
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "tiny_agent" / "model"
 ROLLOUTS, TOOL_SECONDS = 16, 0.2
@@ -58,7 +58,7 @@ def our_turns(tokenizer, repetitions):
     written = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in (CALL, "done")]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "tools.py").write_text(CODE)
-        pool = WorkerPool(Sandbox(Path(folder)), size=SANDBOX_WORKERS)
+        pool = WorkerPool(Sandbox(Path(folder)), size=ROLLOUTS)
         engine = RolloutEngine(
             template=ConversationTemplate(tokenizer, pool.sandbox.tools),
             agent=AgentParts(None, None, 0),
@@ -68,16 +68,31 @@ def our_turns(tokenizer, repetitions):
         cases = [(Case(id=str(n), input="question"), 0) for n in range(ROLLOUTS)]
         times = []
         for _ in range(repetitions + 1):
-            turns = iter(written)
-
-            def generate(prompts, _limits, _seed, turns=turns):
-                return [next(turns)] * len(prompts)
-
             started = time.perf_counter()
-            engine.play(cases, generate, frozenset([tokenizer.eos_token_id]), seed=0)
+            engine.play(cases, Written(tokenizer, written), Draws(Sampling(1.0), 0))
             times.append(time.perf_counter() - started)
         pool.close()
     return times[1:]  # the first one forks the workers
+
+
+class Written:
+    """A sampler without a model: a call, then an answer."""
+
+    def __init__(self, tokenizer, written):
+        self._call, self._answer = written
+        self._first = None
+        self.end_ids = frozenset([tokenizer.eos_token_id])
+
+    async def sample(self, turn):
+        self._first = self._first or len(turn.prompt)
+        ids = self._call if len(turn.prompt) == self._first else self._answer
+        return Sampled(ids, [0.0] * len(ids), [0] * len(ids))
+
+    def join(self, players=1):
+        pass
+
+    def leave(self, players=1):
+        pass
 
 
 def trl_turns(tokenizer, repetitions):

@@ -1,12 +1,12 @@
-"""Runs a job's rewards on finished rollouts, all side by side."""
+"""Runs a job's rewards on finished rollouts, each as soon as it has ended."""
 
+import asyncio
 import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from dressage.authoring.measure import MeasureContext
@@ -59,91 +59,111 @@ class MeasureRunner:
             for at, reward in enumerate(self._rewards)
             if isinstance(reward.measure, LlmJudge)
         }
+        self._asking = ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge")
 
     def run(
-        self,
-        contexts: Sequence[MeasureContext],
-        workers: Sequence[Worker | None],
-        *,
-        completion_ids: Sequence[list[int]] | None = None,
-        state: dict[str, Any] | None = None,
+        self, contexts: Sequence[MeasureContext], workers: Sequence[Worker | None]
     ) -> list[list[Outcome]]:
         """Outcomes by rollout, each in the order of the rewards.
 
         Args:
             contexts: What the measures may look at, one for each rollout.
             workers: The process of each rollout's environment, or None.
-            completion_ids: Tokens of each rollout, for reward functions.
-            state: TRL's `trainer_state`, for reward functions: `global_step` and others.
+        """
+
+        async def together() -> list[list[Outcome]]:
+            measuring = map(self.measured, contexts, workers)
+            measured = list(await asyncio.gather(*measuring))
+            return await self.completed(measured, contexts, workers)
+
+        return asyncio.run(together())
+
+    async def measured(
+        self, context: MeasureContext, worker: Worker | None
+    ) -> list[Outcome | None]:
+        """What each reward says of one rollout; None: a reward function, which sees several.
+
+        An environment takes one call after the other.
+        """
+        rounds = [self._measured(at, context, worker) for at in range(len(self._rewards))]
+        if worker:
+            return [await one for one in rounds]
+        return list(await asyncio.gather(*rounds))
+
+    async def completed(
+        self,
+        measured: Sequence[Sequence[Outcome | None]],
+        contexts: Sequence[MeasureContext],
+        workers: Sequence[Worker | None],
+        *,
+        completion_ids: Sequence[list[int]] | None = None,
+        state: dict[str, Any] | None = None,
+    ) -> list[list[Outcome]]:
+        """The same with what reward functions say of all these rollouts.
+
+        Args:
+            measured: What `measured` gave, one for each rollout.
+            contexts: What the functions may look at.
+            workers: The process of each rollout's environment, or None.
+            completion_ids: Tokens of each rollout.
+            state: TRL's `trainer_state`: `global_step` and others.
         """
         more: dict[str, Any] = {"trainer_state": state or {}}
         if completion_ids is not None:
             more["completion_ids"] = list(completion_ids)
-        rounds = [self._round(at, contexts, workers, more) for at in range(len(self._rewards))]
-        return [list(outcomes) for outcomes in zip(*rounds, strict=True)]
+        said = {
+            at: await self._function(reward.function, contexts, workers, more)
+            for at, reward in enumerate(self._rewards)
+            if reward.function is not None and contexts
+        }
+        return [
+            [outcome or said[at][number] for at, outcome in enumerate(outcomes)]
+            for number, outcomes in enumerate(measured)
+        ]
 
     def close(self) -> None:
         """Give the judges' connections back."""
+        self._asking.shutdown()
         for judge in self._judges.values():
             judge.close()
 
-    def _round(
-        self,
-        at: int,
-        contexts: Sequence[MeasureContext],
-        workers: Sequence[Worker | None],
-        more: dict[str, Any],
-    ) -> list[Outcome]:
-        """One reward on all rollouts: an environment takes one call after the other."""
+    async def _measured(
+        self, at: int, context: MeasureContext, worker: Worker | None
+    ) -> Outcome | None:
         reward = self._rewards[at]
-        if at in self._judges:
-            with ThreadPoolExecutor(JUDGE_THREADS, thread_name_prefix="judge") as threads:
-                return list(threads.map(partial(self._judged, at), contexts))
         if reward.function is not None:
-            return self._function(reward.function, contexts, workers, more)
+            return None
+        if at in self._judges:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._asking, self._judged, at, context)
         if isinstance(reward.measure, str):
-            name = reward.measure
-            requests = [
-                {
-                    "call": "measure",
-                    "name": name,
-                    "context": _crossing(c),
-                    "seed": self._seed_of(name, c),
-                }
-                for c in contexts
-            ]
-            return self._in_sandbox(requests, workers)
+            request = {
+                "call": "measure",
+                "name": reward.measure,
+                "context": _crossing(context),
+                "seed": self._seed_of(reward.measure, context),
+            }
+            return await self._in_sandbox(request, worker)
         assert reward.measure
-        call = {"call": "builtin", "measure": reward.measure.model_dump(mode="json", by_alias=True)}
-        apart: list[Worker | None] = [None] * len(contexts)
-        return self._in_sandbox([{**call, "context": _crossing(c)} for c in contexts], apart)
+        measure = reward.measure.model_dump(mode="json", by_alias=True)
+        call = {"call": "builtin", "measure": measure, "context": _crossing(context)}
+        return await self._in_sandbox(call, None)
 
     def _judged(self, at: int, context: MeasureContext) -> Outcome:
         if self._until is not None and time.monotonic() > self._until:
             return TIME_IS_OVER
         return self._judges[at].verdict(context)
 
-    def _in_sandbox(
-        self,
-        requests: Sequence[dict[str, Any]],
-        workers: Sequence[Worker | None],
-        *,
-        rollouts: int = 1,
-    ) -> list[Outcome]:
-        calls = list(zip(workers, requests, strict=True))
+    async def _in_sandbox(
+        self, request: dict[str, Any], worker: Worker | None, *, rollouts: int = 1
+    ) -> Outcome:
         timeout = self._timeout * rollouts
-        outcomes = self._pool.run(calls, timeout, until=self._until)
-        again = [
-            at
-            for at, outcome in enumerate(outcomes)
-            if outcome.failure in MAY_PASS_NEXT_TIME and not workers[at]
-        ]
-        repeated = self._pool.run([calls[at] for at in again], timeout, until=self._until)
-        for at, outcome in zip(again, repeated, strict=True):
-            outcomes[at] = outcome
-        return outcomes
+        outcome = await self._pool.call(worker, request, timeout, until=self._until)
+        if outcome.failure in MAY_PASS_NEXT_TIME and not worker:
+            outcome = await self._pool.call(worker, request, timeout, until=self._until)
+        return outcome
 
-    def _function(
+    async def _function(
         self,
         name: str,
         contexts: Sequence[MeasureContext],
@@ -161,8 +181,8 @@ class MeasureRunner:
             **more,
         }
         if any(workers):
-            request["environments"] = self._snapshots(workers)
-        (outcome,) = self._in_sandbox([request], [None], rollouts=len(contexts))
+            request["environments"] = await self._snapshots(workers)
+        outcome = await self._in_sandbox(request, None, rollouts=len(contexts))
         if outcome.failure:
             return [outcome] * len(contexts)
         for metric, value in outcome.value["metrics"].items():
@@ -172,19 +192,16 @@ class MeasureRunner:
             for value in outcome.value["rewards"]
         ]
 
-    def _snapshots(self, workers: Sequence[Worker | None]) -> list[dict[str, str] | None]:
+    async def _snapshots(self, workers: Sequence[Worker | None]) -> list[dict[str, str] | None]:
         """The environments as they are now, as the sandbox gives and takes them, or why not."""
-        there = [worker for worker in workers if worker]
-        calls: list[tuple[Worker | None, dict[str, Any]]] = [
-            (worker, {"call": "snapshot"}) for worker in there
-        ]
-        found = iter(self._pool.run(calls, self._timeout, until=self._until))
-        told = [
-            {"error": outcome.message} if outcome.failure else {"content": outcome.value}
-            for outcome in found
-        ]
-        given = iter(told)
-        return [next(given) if worker else None for worker in workers]
+        return list(await asyncio.gather(*map(self._snapshot, workers)))
+
+    async def _snapshot(self, worker: Worker | None) -> dict[str, str] | None:
+        if worker is None:
+            return None
+        request = {"call": "snapshot"}
+        outcome = await self._pool.call(worker, request, self._timeout, until=self._until)
+        return {"error": outcome.message} if outcome.failure else {"content": outcome.value}
 
     def _seed_of(self, name: str, context: MeasureContext) -> int:
         """The same for all rollouts of a case."""

@@ -41,6 +41,8 @@ class Reason(StrEnum):
     WORKER_LOST = "worker_lost"
     STALLED = "stalled"
     GPU_FAILED = "gpu_failed"
+    SAMPLER_FAILED = "sampler_failed"
+    SAMPLER_STALE = "sampler_stale"
     PROCESS_KILLED = "process_killed"
     PREEMPTED = "preempted"
     CONVERSION_FAILED = "conversion_failed"

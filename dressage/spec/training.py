@@ -77,6 +77,27 @@ class EchoSpec(Spec):
         return pattern
 
 
+class VllmSpec(Spec):
+    """vLLM writes the rollouts, in a process of its own on the job's card."""
+
+    mode: Literal["colocate"] = Field(
+        default="colocate", description="Beside the trainer, on the same card."
+    )
+    gpu_memory_utilization: float = Field(
+        default=0.3, gt=0, lt=1, description="Share of the card's memory that vLLM may use."
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        ge=2,
+        description="Tokens of prompt and completion; the longest that there can be unless given.",
+    )
+    tensor_parallel_size: Literal[1] = Field(default=1, description="Cards of one engine.")
+    sleep: bool = Field(
+        default=False,
+        description="Give vLLM's memory back while the model is trained; takes time in each step.",
+    )
+
+
 # Names of TRL and of scripts around it, and of ours where they differ.
 OTHER_NAMES = {
     "num_train_epochs": "epochs",
@@ -96,9 +117,18 @@ OTHER_NAMES = {
     "lora_alpha": "lora.alpha",
     "lora_dropout": "lora.dropout",
     "lora_target_modules": "lora.target_modules",
+    "vllm_mode": "vllm.mode",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "vllm_max_model_length": "vllm.max_model_len",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_enable_sleep_mode": "vllm.sleep",
+    "torch_compile": "compile",
     "world_model_coeff": "echo.coeff",
     "echo_coeff": "echo.coeff",
 }
+
+
+SWITCHES = {"use_lora": "lora", "use_vllm": "vllm"}
 
 
 class TrainingSpec(Spec):
@@ -193,6 +223,30 @@ class TrainingSpec(Spec):
     )
     lora: LoraSpec | None = Field(default=None, description="Off (full weights) unless given.")
     echo: EchoSpec | None = Field(default=None, description="Off unless given.")
+    vllm: VllmSpec | None = Field(
+        default=None,
+        description="Off unless given: the trainer's own model writes, which is four times slower "
+        "on a GPU.",
+    )
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        le=16,
+        description="Versions of the weights by which a rollout may be behind those that it "
+        "trains; above 0 more are in flight than a step needs, and nobody waits for the slowest. "
+        "Needs `vllm`.",
+    )
+    micro_batch_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of one forward pass at most, padding included. Unless given, those of "
+        "`batch_size` rollouts of the longest kind.",
+    )
+    compile: bool | None = Field(
+        default=None,
+        description="Compile the model's layers for the update. Unless given: on a GPU with `lora` "
+        "and `vllm`, without 4-bit weights or checkpointing.",
+    )
     logging_steps: int = Field(default=5, ge=1, description="Optimizer steps per metrics event.")
     save_steps: int | None = Field(
         default=None,
@@ -261,6 +315,16 @@ class TrainingSpec(Spec):
             raise ValueError("keep_checkpoints needs save_steps: without it there are none")
         return self
 
+    @model_validator(mode="after")
+    def _an_engine_that_is_ahead(self) -> Self:
+        if self.max_staleness and not self.vllm:
+            raise ValueError("max_staleness needs vllm: without it the model cannot write ahead")
+        if self.max_staleness and self.resample_dead_groups:
+            raise ValueError(
+                "resample_dead_groups needs max_staleness 0: other groups are begun anyway"
+            )
+        return self
+
     @property
     def weights_dtype(self) -> str:
         """Of the weights while they are trained: whole ones are kept in float32.
@@ -292,7 +356,8 @@ def _renamed_fields(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
     Raises:
         ValueError: A field is there under both names.
     """
-    ours = {name: value for name, value in data.items() if name not in (*OTHER_NAMES, "use_lora")}
+    others = (*OTHER_NAMES, *SWITCHES)
+    ours = {name: value for name, value in data.items() if name not in others}
     renamed = {}
     for name, own in OTHER_NAMES.items():
         if name not in data:
@@ -308,12 +373,14 @@ def _renamed_fields(data: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str
             raise ValueError(f"{name} and {own} are one field: give one of them")
         place[field] = data[name]
         renamed[name] = own
-    if "use_lora" in data:
-        renamed["use_lora"] = "lora"
-        wanted = data["use_lora"]
-        if not isinstance(wanted, bool) or (not wanted and ours.get("lora") is not None):
-            raise ValueError("use_lora is true or false, and false only without lora")
-        ours.setdefault("lora", {} if wanted else None)
+    for name, own in SWITCHES.items():
+        if name not in data:
+            continue
+        renamed[name] = own
+        wanted = data[name]
+        if not isinstance(wanted, bool) or (not wanted and ours.get(own) is not None):
+            raise ValueError(f"{name} is true or false, and false only without {own}")
+        ours.setdefault(own, {} if wanted else None)
     return ours, renamed
 
 

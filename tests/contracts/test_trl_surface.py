@@ -4,14 +4,14 @@ import copy
 import inspect
 
 import trl
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, Trainer
 from trl import GRPOTrainer
 from trl import chat_template_utils as templates
 from trl.chat_template_utils import add_response_schema, parse_response
 
 from app.jobs.admission.known_templates import PARSED, REPLACED, template_fingerprint
 from tests.conftest import TINY_MODEL
-from worker.training.update.config import grpo_config
+from worker.training.update.config import UpdatePlan, grpo_config
 from worker.training.update.trainer import JobTrainer
 
 
@@ -20,32 +20,18 @@ def test_the_version_is_the_one_we_read():
 
 
 def test_the_methods_we_override_are_there_and_called():
-    assert "_generate_and_score_completions" in vars(GRPOTrainer)
-    prepare = inspect.getsource(GRPOTrainer._prepare_inputs)
-    assert "self._generate_and_score_completions(generation_batch)" in prepare
+    assert "self.training_step(model, inputs, num_items_in_batch)" in inspect.getsource(Trainer)
     assert "def _save_checkpoint(self, model, trial)" in inspect.getsource(GRPOTrainer)
     assert set(vars(JobTrainer)) & set(vars(GRPOTrainer)) == {
         *("__init__", "__module__", "__doc__"),
-        *("_generate_and_score_completions", "_save_checkpoint", "_get_train_sampler"),
-        *("_compute_loss", "_get_per_token_logps_and_entropies"),
+        *("training_step", "_save_checkpoint", "_get_train_sampler"),
     }
 
 
-def test_the_rollout_function_gets_prompts_and_trainer_and_may_mask():
-    generate = inspect.getsource(GRPOTrainer._generate)
-    assert "self.rollout_func(prompts, self)" in generate
-    assert 'extra_fields.pop("env_mask", None)' in generate
-
-
-def test_the_loss_is_made_from_one_forward_pass_and_scaled_by_itself():
-    source = inspect.getsource(GRPOTrainer._compute_loss)
-    assert source.count("self._get_per_token_logps_and_entropies(") == 1
-    assert "current_gradient_accumulation_steps / self.args.steps_per_generation" in source
-
-
-def test_dropped_rewards_have_no_advantage():
-    source = inspect.getsource(GRPOTrainer._generate_and_score_completions)
-    assert "advantages = torch.nan_to_num(advantages, nan=0.0)" in source
+def test_log_lines_are_the_means_of_what_was_noted():
+    source = inspect.getsource(GRPOTrainer.log)
+    assert "self._metrics[mode].items()" in source
+    assert "self._metrics[mode].clear()" in source
 
 
 def test_response_parsing_takes_a_prefix():
@@ -59,9 +45,9 @@ def test_our_configuration_is_what_trl_runs(tmp_path):
     from dressage.spec.training import TrainingSpec
 
     spec = TrainingSpec(batch_size=4, gradient_accumulation=2, num_generations=8, save_steps=3)
-    config = grpo_config(spec, tmp_path, use_cpu=True)
+    config = grpo_config(spec, tmp_path, UpdatePlan(use_cpu=True))
     assert config.generation_batch_size == 8
-    assert config.steps_per_generation == 2
+    assert config.steps_per_generation == 1  # micro-batches are made within a step
     assert (config.save_strategy, config.save_steps) == ("steps", 3)
     assert (config.learning_rate, config.temperature, config.top_k) == (1e-5, 0.8, 0)
     assert (config.bf16, config.gradient_checkpointing) == (False, False)

@@ -9,6 +9,7 @@ from dressage.sandbox import isolation
 from dressage.sandbox.isolation import Isolation, strongest
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Limits, Sandbox
+from tests.sandbox.calls import run
 
 CODE = """
 import measures
@@ -70,7 +71,7 @@ def attempt(tmp_path):
             pools.append(WorkerPool(Sandbox(folder, limits, walls), size=1))
         arguments = {"code": code}
         request = {"call": "tool", "name": "attempt", "arguments": arguments, "max_output": 2000}
-        (outcome,) = pools[0].run([(None, request)], timeout=60)
+        (outcome,) = run(pools[0], [(None, request)], timeout=60)
         return outcome
 
     go.pools = pools
@@ -267,7 +268,7 @@ def test_a_tool_cannot_patch_a_measure(attempt, walls):
     )
     attempt(walls, code)
     request = {"call": "measure", "name": "strict", "context": CONTEXT}
-    (outcome,) = attempt.pools[0].run([(None, request)], timeout=10)
+    (outcome,) = run(attempt.pools[0], [(None, request)], timeout=10)
     assert outcome.value == {"value": 0.0, "reason": "never good enough", "passed": False}
 
 

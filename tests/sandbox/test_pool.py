@@ -17,6 +17,7 @@ from dressage.sandbox.isolation import Isolation
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
 from dressage.sandbox.worker import as_text
+from tests.sandbox.calls import run
 
 CODE = '''
 import asyncio, os, subprocess, time
@@ -133,14 +134,14 @@ def call(name, **arguments):
 
 
 def test_results_come_back_in_order_and_prints_do_not_disturb_them(pool):
-    outcomes = pool.run([call("echo", text=str(n)) for n in range(40)], timeout=10)
+    outcomes = run(pool, [call("echo", text=str(n)) for n in range(40)], timeout=10)
     assert [outcome.value for outcome in outcomes] == [str(n) for n in range(40)]
 
 
 def test_calls_run_side_by_side(pool):
     spans = [
         json.loads(outcome.value)
-        for outcome in pool.run([call("take_time") for _ in range(4)], timeout=20)
+        for outcome in run(pool, [call("take_time") for _ in range(4)], timeout=20)
     ]
     assert max(begin for begin, _ in spans) < min(end for _, end in spans)
 
@@ -159,7 +160,7 @@ def test_each_worker_has_a_folder_of_its_own_which_goes_with_it(pool):
 
 
 def test_results_that_are_no_text_are_json(pool):
-    assert pool.run([call("slow", seconds=0)], timeout=10)[0].value == '{"slept": 0.0}'
+    assert run(pool, [call("slow", seconds=0)], timeout=10)[0].value == '{"slept": 0.0}'
 
 
 @pytest.mark.parametrize(
@@ -173,14 +174,14 @@ def test_results_that_are_no_text_are_json(pool):
     ],
 )
 def test_a_bad_tool_is_an_outcome_and_the_next_call_works(pool, name, failure, message):
-    outcomes = pool.run([call(name), call("echo", text="still here")], timeout=0.5)
+    outcomes = run(pool, [call(name), call("echo", text="still here")], timeout=0.5)
     assert outcomes[0].failure is failure
     assert outcomes[0].message.startswith(message)
-    assert pool.run([call("echo", text="still here")], timeout=10)[0].value == "still here"
+    assert run(pool, [call("echo", text="still here")], timeout=10)[0].value == "still here"
 
 
 def test_a_long_result_is_cut_and_says_so(pool):
-    (outcome,) = pool.run([call("big")], timeout=10)
+    (outcome,) = run(pool, [call("big")], timeout=10)
     assert outcome.value == "x" * 100 + "\n[truncated: 4999900 more characters]"
 
 
@@ -188,18 +189,18 @@ def test_no_secret_of_the_service_reaches_user_code(pool, monkeypatch, tmp_path)
     monkeypatch.setenv("DRESSAGE_DATABASE_URL", "postgresql://s3cr3t")
     fresh = WorkerPool(Sandbox(tmp_path), size=1)
     request = {**call("environment")[1], "max_output": 100_000}
-    assert "s3cr3t" not in fresh.run([(None, request)], timeout=10)[0].value
+    assert "s3cr3t" not in run(fresh, [(None, request)], timeout=10)[0].value
     fresh.close()
 
 
 def test_what_a_tool_started_ends_with_it(pool):
-    pool.run([call("spawn")], timeout=0.5)
+    run(pool, [call("spawn")], timeout=0.5)
     listed = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True, check=True)
     assert "sleep 987.25" not in listed.stdout
 
 
 def test_also_what_has_left_its_session_ends_with_it(pool):
-    pool.run([call("escape")], timeout=1)
+    run(pool, [call("escape")], timeout=1)
     wait_for(lambda: "sleep 987.5" not in processes())
 
 
@@ -210,8 +211,8 @@ def test_code_that_leaves_strange_folders_beside_the_workers_hinders_nobody(tmp_
     )
     pool = WorkerPool(Sandbox(tmp_path), size=4)
     for _ in range(3):
-        pool.run([call("leave")], timeout=10)
-        assert pool.run([call("echo", text="fine")], timeout=10)[0].value == "fine"
+        run(pool, [call("leave")], timeout=10)
+        assert run(pool, [call("echo", text="fine")], timeout=10)[0].value == "fine"
     pool.close()
 
 
@@ -250,13 +251,13 @@ def test_a_loader_that_died_is_started_again(pool):
     os.kill(parent(worker.pid), signal.SIGKILL)
     wait_for(lambda: not alive(worker.pid))
     worker.kill()
-    assert pool.run([call("echo", text="two")], timeout=30)[0].value == "two"
+    assert run(pool, [call("echo", text="two")], timeout=30)[0].value == "two"
 
 
 def test_files_are_limited_all_together(tmp_path):
     (tmp_path / "tools.py").write_text(FILL)
     pool = WorkerPool(Sandbox(tmp_path, Limits(disk_bytes=5_000_000)), size=1)
-    (outcome,) = pool.run([call("fill")], timeout=30)
+    (outcome,) = run(pool, [call("fill")], timeout=30)
     if pool.sandbox.walls.isolation is Isolation.BUBBLEWRAP:
         assert "No space left" in outcome.message
     else:
@@ -275,7 +276,7 @@ def test_the_context_crosses_the_pipe(pool):
         "stop_reason": "completed",
     }
     request = {"call": "measure", "name": "fine", "context": context}
-    (outcome,) = pool.run([(None, request)], timeout=10)
+    (outcome,) = run(pool, [(None, request)], timeout=10)
     assert outcome.value == {"value": 1.0, "reason": "hello", "passed": True}
 
 
@@ -400,7 +401,7 @@ def test_limits_are_those_given(tmp_path):
         '    """Write 2 MB."""\n    open("file", "wb").write(b"x" * 2_000_000)\n    return "done"\n'
     )
     pool = WorkerPool(Sandbox(tmp_path, Limits(file_bytes=1_000_000)), size=1)
-    (outcome,) = pool.run([call("fill")], timeout=10)
+    (outcome,) = run(pool, [call("fill")], timeout=10)
     pool.close()
     assert outcome.failure is Failure.RAISED
     assert "File too large" in outcome.message
@@ -418,7 +419,7 @@ def test_tools_of_the_agents_sdk_are_tools(tmp_path):
         (None, {**call("add")[1], "arguments": arguments})
         for arguments in ({"a": 1, "b": 2}, {"a": "one", "b": 2})
     ]
-    good, bad = pool.run(calls, timeout=30)
+    good, bad = run(pool, calls, timeout=30)
     pool.close()
     assert schema["name"] == "add"
     assert schema["description"] == "Add."

@@ -12,6 +12,7 @@ from dressage.measuring.runner import MeasureRunner
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Failure, Limits, Sandbox, SandboxStartError
 from dressage.spec.measure import RewardSpec
+from tests.sandbox.calls import run
 
 CONTEXT = {"input": "q", "expect": {}, "final": "x", "tool_calls": []}
 
@@ -36,7 +37,7 @@ def suite(tmp_path):
 
 def call(pool, name, seed=None, **arguments):
     request = {"call": "tool", "name": name, "arguments": arguments, "max_output": 1000}
-    (outcome,) = pool.run([(None, {**request, "seed": seed})], timeout=20)
+    (outcome,) = run(pool, [(None, {**request, "seed": seed})], timeout=20)
     return outcome
 
 
@@ -435,7 +436,7 @@ def test_one_rollout_that_fills_its_folder_ends_alone(tmp_path):
     ]
     for (_, request), megabytes in zip(calls, (20, 1), strict=True):
         request["arguments"] = {"megabytes": megabytes, "seconds": 5}
-    full, other = pool.run(calls, timeout=20)
+    full, other = run(pool, calls, timeout=20)
     assert full.failure is Failure.CRASHED
     assert "the process had more than 5 MB of files" in full.message
     assert other.value == "written"

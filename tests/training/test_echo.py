@@ -13,19 +13,22 @@ from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from dressage.spec.training import EchoSpec, TrainingSpec
 from tests.training.conftest import events_of, small_model
-from worker.training.model import Head, head_of
+from worker.training.model import head_of
 from worker.training.pipeline.run import run_job
 from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.update.collapse import WINDOW, CollapseDetector
-from worker.training.update.echo import (
-    cross_entropy_at_one,
-    denominator,
-    echo_cross_entropy,
-)
+from worker.training.update.echo import denominator, echo_shares
 from worker.training.update.echo_term import STATE, EchoTerm
+from worker.training.update.log_probs import TokenScorer
 from worker.wire.checkpoints import newest_complete
 
 NORMALIZATIONS = ["selected_tokens", "sequence_mean", "seq_mean_token_sum_norm"]
+
+
+def echo_cross_entropy(cross_entropy, weights, normalization, total):
+    """As the update sums it: what has no share does not count, whatever it is."""
+    shares = echo_shares(weights, normalization, total)
+    return (cross_entropy * shares)[shares > 0].sum()
 
 
 def reference(cross_entropy, weights, normalization, horizon):
@@ -103,21 +106,25 @@ def test_the_gradient_is_that_of_finite_differences():
     assert torch.autograd.gradcheck(loss, (hidden, weight))
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_cross_entropy_at_temperature_one_in_chunks(monkeypatch, softcap):
-    monkeypatch.setattr("worker.training.update.echo.CHUNK", 3)
-    torch.manual_seed(0)
-    head = torch.nn.Linear(4, 9, bias=False)
-    hidden = torch.randn(8, 4, requires_grad=True)
-    labels = torch.randint(0, 9, (8,))
-    got = cross_entropy_at_one(hidden, labels, Head(head, 1.0, softcap))
-    logits = head(hidden)
-    logits = softcap * torch.tanh(logits / softcap) if softcap else logits
-    expected = -torch.log_softmax(logits, -1)[torch.arange(8), labels]
-    assert torch.allclose(got, expected, atol=1e-6)
-    (gradient,) = torch.autograd.grad(got.sum(), hidden, retain_graph=True)
+@pytest.mark.parametrize(("family", "softcap"), [("qwen3", None), ("gemma2", 2.0)])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probabilities_and_entropies_in_chunks(monkeypatch, family, softcap, temperature):
+    monkeypatch.setattr("worker.training.update.log_probs.CHUNK", 3)
+    options = {"final_logit_softcapping": softcap, "pad_token_id": 0} if softcap else {}
+    model = small_model(family, **options)
+    hidden = torch.randn(8, 16, requires_grad=True)
+    labels = torch.randint(0, 60, (8,))
+    got = TokenScorer(model).score(hidden, labels, temperature)
+    logits = model.get_output_embeddings()(hidden)
+    logits = (softcap * torch.tanh(logits / softcap) if softcap else logits) / temperature
+    every = torch.log_softmax(logits, -1)
+    expected = every[torch.arange(8), labels]
+    assert torch.allclose(got.logps_N, expected, atol=1e-5)
+    assert torch.allclose(got.entropies_N, -(every.exp() * every).sum(-1), atol=1e-5)
+    assert not got.entropies_N.requires_grad
+    (gradient,) = torch.autograd.grad(got.logps_N.sum(), hidden, retain_graph=True)
     (wanted,) = torch.autograd.grad(expected.sum(), hidden)
-    assert torch.allclose(gradient, wanted, atol=1e-6)
+    assert torch.allclose(gradient, wanted, atol=1e-5)
 
 
 def weights(run):
@@ -277,7 +284,8 @@ def test_the_head_of_each_family_makes_the_logits_that_the_model_makes(family, s
     labels = torch.tensor([7, 8, 9, 10, 11])
     expected = torch.nn.functional.cross_entropy(whole[0].float(), labels, reduction="none")
     hidden = model.base_model(ids).last_hidden_state[0]
-    assert torch.allclose(cross_entropy_at_one(hidden, labels, head_of(model)), expected, atol=1e-5)
+    scored = TokenScorer(model).score(hidden, labels, 1.0)
+    assert torch.allclose(-scored.logps_N, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pytest
 
@@ -7,6 +8,7 @@ from dressage.sandbox.process import Sandbox
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from tests.conftest import TINY_MODEL
+from tests.training.scripted_sampler import DRAWS, ScriptedSampler
 from tests.training.test_template_families import CONTROL, MISTRAL, shipped
 from worker.training.model import end_ids
 from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
@@ -57,13 +59,16 @@ def play(tokenizer, sandbox):
         turns = iter(says)
         end = tokenizer.eos_token_id
 
-        def generate(prompts, limits, seed):
-            ids = tokenizer(next(turns))["input_ids"] + ([end] if ends else [])
-            return [ids[: limits[0]]]
+        def write(_turn):
+            return tokenizer(next(turns))["input_ids"] + ([end] if ends else [])
 
         case = Case(id="c", input="question")
-        (rollout,) = engine.play([(case, 0)], generate, frozenset([end]), seed=1)
-        assert len(rollout.completion_ids) == len(rollout.roles)
+        (rollout,) = engine.play([(case, 0)], ScriptedSampler(write, end), DRAWS)
+        for of_each in (rollout.roles, rollout.logps, rollout.versions, rollout.origins):
+            assert len(of_each) == len(rollout.completion_ids)
+        for role, logp, version in zip(rollout.roles, rollout.logps, rollout.versions, strict=True):
+            drawn = (logp, version) == (-1.0, 0)
+            assert drawn if role is TokenRole.ACTION else math.isnan(logp) and version == -1
         return rollout
 
     return go
@@ -216,9 +221,8 @@ def test_calls_beyond_what_the_template_can_show_are_not_played_and_counted(
     end = tokenizer.eos_token_id
     (rollout,) = engine.play(
         [(Case(id="c", input="q"), 0)],
-        lambda *_: [[*tokenizer(next(says))["input_ids"], end]],
-        frozenset([end]),
-        seed=1,
+        ScriptedSampler(lambda _: [*tokenizer(next(says))["input_ids"], end], end),
+        DRAWS,
     )
     assert tool_messages(rollout) == ['{"is": 2}']
     assert len(rollout.messages[1]["tool_calls"]) == 1

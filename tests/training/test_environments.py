@@ -11,6 +11,7 @@ from dressage.spec.measure import RewardSpec
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from tests.training.conftest import events_of
+from tests.training.scripted_sampler import DRAWS, ScriptedSampler
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
 from worker.training.rewards.weighted import Scorer
@@ -88,16 +89,16 @@ def play(tokenizer, pool):
         end = tokenizer.eos_token_id
         scripts = {f"question {i}": list(texts) for i, texts in enumerate(says)}
 
-        def generate(prompts, limits, seed):
-            texts = [tokenizer.decode(prompt) for prompt in prompts]
-            chosen = [next(s for q, s in scripts.items() if q in text) for text in texts]
-            return [[*tokenizer(script.pop(0))["input_ids"], end] for script in chosen]
+        def write(turn):
+            text = tokenizer.decode(turn.prompt)
+            script = next(s for q, s in scripts.items() if q in text)
+            return [*tokenizer(script.pop(0))["input_ids"], end]
 
         numbered = [
             case.model_copy(update={"input": f"question {i}"}) for i, case in enumerate(cases)
         ]
         pairs = [(case, 0) for case in numbered]
-        rollouts = engine.play(pairs, generate, frozenset([end]), seed=1)
+        rollouts = engine.play(pairs, ScriptedSampler(write, end), DRAWS)
         scored = Scorer([RewardSpec(measure="total")], pool, timeout=5).score(rollouts)
         return rollouts, scored
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import tarfile
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from worker.training.process.boundary import run_process
 from worker.training.process.failures import RunFailure
 from worker.training.update.best import BestWeights
 from worker.training.update.callbacks import FiniteGradients
+from worker.training.update.policy import PolicyUpdate
 from worker.training.update.trainer import JobTrainer
 from worker.wire.checkpoints import kept, newest_complete
 from worker.wire.run_dir import MANIFEST, PAUSE, RunDirectory
@@ -332,13 +334,15 @@ def test_a_model_whose_weights_are_no_numbers_stops_the_run(make_run):
 
 
 def test_a_gradient_that_is_no_number_never_reaches_the_weights(make_run, monkeypatch):
-    compute = JobTrainer.compute_loss
+    update, steps = PolicyUpdate.__call__, []
 
-    def overflow(self, *args, **kwargs):
-        loss = compute(self, *args, **kwargs)
-        return loss * float("inf") if self.state.global_step == 1 else loss
+    def overflow(self, model, rows, **options):
+        steps.append(len(rows))
+        if len(steps) == 2:
+            rows = [replace(row, policy=[s * 1e60 for s in row.policy]) for row in rows]
+        return update(self, model, rows, **options)
 
-    monkeypatch.setattr(JobTrainer, "compute_loss", overflow)
+    monkeypatch.setattr(PolicyUpdate, "__call__", overflow)
     run = make_run(training={"max_steps": 4, "save_steps": 1})
     with pytest.raises(RunFailure, match="not a number at step 2") as caught:
         run_job(run)

@@ -7,7 +7,8 @@ import pytest
 
 from tests.conftest import TINY_MODEL
 from worker.training.model import load_model, load_tokenizer
-from worker.training.sampler import Sampling, TransformersSampler
+from worker.training.sampler.local import TransformersSampler
+from worker.training.sampler.protocol import Sampling, Turn
 
 PROMPTS = ["What is 17 * 23?", "Say something long.", "1 + 1"]
 
@@ -15,9 +16,9 @@ PROMPTS = ["What is 17 * 23?", "Say something long.", "1 + 1"]
 def drawn(folder, temperature):
     tokenizer = load_tokenizer(str(folder))
     model = load_model(str(folder), dtype="float32", use_cpu=True)
-    sampler = TransformersSampler(model, tokenizer, Sampling(temperature))
+    sampler = TransformersSampler(model, tokenizer)
     prompts = [tokenizer(text)["input_ids"] for text in PROMPTS]
-    return sampler(prompts, [24] * len(prompts), seed=3)
+    return sampler.write([Turn(ids, 24, Sampling(temperature), 3) for ids in prompts])
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import torch
 from peft import get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dressage.seeds import derived_seed
 from dressage.spec.status import Reason
 from dressage.spec.training import LoraSpec, TrainingSpec
 from tests.training.conftest import events_of, small_model
 from worker.training.pipeline.pulse import Pulse
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
-from worker.training.sampler import Sampling, TransformersSampler
+from worker.training.sampler.local import TransformersSampler
+from worker.training.sampler.protocol import Sampling, Turn
 from worker.training.update.config import lora_config, require_targets
 from worker.training.update.moved import MovedWeights
 from worker.wire.run_dir import MANIFEST, RunDirectory
@@ -92,9 +92,14 @@ def test_of_many_rollouts_the_first_and_last_of_a_group_are_stored_whole(make_ru
 def test_signs_of_life_come_between_the_turns_of_a_long_step(tmp_path, monkeypatch):
     monkeypatch.setattr("worker.training.pipeline.pulse.EVERY_SECONDS", 0.0)
     run = RunDirectory(tmp_path)
-    Pulse(run).beat(3, 8)
-    (event,) = events_of(run, "alive")
-    assert event["message"] == "3 of 8 rollouts of this batch are played"
+    pulse = Pulse(run)
+    pulse.beat()
+    pulse.beat()
+    first, second = (event["message"] for event in events_of(run, "alive"))
+    assert (first, second) == (
+        "1 turns of rollouts are played",
+        "2 turns of rollouts are played",
+    )
 
 
 def test_rows_end_at_their_own_limits_and_never_beyond_what_the_model_holds():
@@ -118,15 +123,17 @@ def test_rows_end_at_their_own_limits_and_never_beyond_what_the_model_holds():
         apply_chat_template=lambda *_, **__: "",
         __call__=None,
     )
-    sample = TransformersSampler(model, tokenizer, Sampling(1.0))
+    sampler = TransformersSampler(model, tokenizer)
     prompts = [[5] * 30, [6] * 4, [7] * 20]
     limits = [2, 28, 12]
     for seed in range(5):
-        written = sample(prompts, limits, seed)
-        assert all(0 < len(row) <= limit for row, limit in zip(written, limits, strict=True))
-    few = TransformersSampler(model, tokenizer, Sampling(1.0), rows=1)
-    seeds = [3, derived_seed(3, "rows", 1), derived_seed(3, "rows", 2)]
-    assert few(prompts, limits, 3) == [
-        few([prompt], [limit], seed)[0]
-        for prompt, limit, seed in zip(prompts, limits, seeds, strict=True)
-    ]
+        turns = [
+            Turn(prompt, limit, Sampling(1.0), 10 * seed + at)
+            for at, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        ]
+        written = sampler.write(turns)
+        assert all(0 < len(one.ids) <= turn.limit for one, turn in zip(written, turns, strict=True))
+        # Whoever is written for together, a turn's draw is its own.
+        alone = [sampler.write([turn])[0].ids for turn in reversed(turns)][::-1]
+        few = TransformersSampler(model, tokenizer, rows=1).write(turns)
+        assert [one.ids for one in written] == alone == [one.ids for one in few]

@@ -17,11 +17,12 @@ from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from worker.training.export.agent import shown_tools
 from worker.training.export.served import agent_template
-from worker.training.model import context_length, end_ids, load_model
+from worker.training.model import context_length, load_model
 from worker.training.process.failures import RunFailure
 from worker.training.process.user_code import user_code
 from worker.training.rollout.engine import AgentParts, RolloutEngine, RolloutLimits
-from worker.training.sampler import Sampling, TransformersSampler
+from worker.training.sampler.local import TransformersSampler
+from worker.training.sampler.protocol import Draws, Sampling
 
 WORKERS = 4
 OBSERVED_TOKENS = 4096  # room for what tools answer, beside what the model writes
@@ -59,7 +60,6 @@ def _conversation(
     tokenizer: Any,
     trained: Path,
 ) -> GeneratedAnswer:
-    ends = end_ids(job.agent.model, tokenizer)
     if request.tools is None:
         agent = job.agent
         tools = shown_tools(agent, trained, pool)
@@ -80,18 +80,15 @@ def _conversation(
         limits=RolloutLimits(
             completion_tokens=request.max_new_tokens * (turns + 1) + OBSERVED_TOKENS * turns,
             context_tokens=context_length(model.config),
+            turn_tokens=request.max_new_tokens,
             tool_iterations=turns,
             tool_timeout=job.training.tool_timeout,
             tool_output=job.training.max_tool_output,
         ),
     )
     sampling = Sampling(request.temperature, repetition_penalty=request.repetition_penalty)
-    write = TransformersSampler(model, tokenizer, sampling)
-
-    def turn(prompts: list[list[int]], limits: list[int], seed: int) -> list[list[int]]:
-        return write(prompts, [min(limit, request.max_new_tokens) for limit in limits], seed)
-
-    (rollout,) = engine.play([(_case(request, suite), 0)], turn, ends, request.seed)
+    sampler = TransformersSampler(model, tokenizer)
+    (rollout,) = engine.play([(_case(request, suite), 0)], sampler, Draws(sampling, request.seed))
     if rollout.worker:
         rollout.worker.kill()
     if rollout.lost is not None:

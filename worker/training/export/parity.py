@@ -25,7 +25,8 @@ from worker.training.rewards.weighted import ScoredRollout, Scorer
 from worker.training.rollout.engine import AgentParts, RolloutLimits
 from worker.training.rollout.rollout import Rollout
 from worker.training.rollout.template import ConversationTemplate
-from worker.training.sampler import Sampling, TransformersSampler
+from worker.training.sampler.local import TransformersSampler
+from worker.training.sampler.protocol import Draws, Sampling
 
 SAME_PROMPT = 0.9  # of the cases, else the template is another one
 RUNS_ON = 0.2  # of the first turns, more than in training
@@ -200,8 +201,9 @@ class ParityCheck:
 
     def _play(self, model: Any) -> list[Rollout]:
         """Greedily, as the trainer plays."""
-        generate = TransformersSampler(model, self._tokenizer, Sampling(0.0))
-        return self._engine.play([(case, 0) for case in self._cases], generate, self._ends, 0)
+        sampler = TransformersSampler(model, self._tokenizer)
+        cases = [(case, 0) for case in self._cases]
+        return self._engine.play(cases, sampler, Draws(Sampling(0.0), 0))
 
     def _play_reference(self, model: Any) -> Reference:
         rollouts = self._play(model)

@@ -4,6 +4,7 @@ The server renders the prompt and reads the tool calls itself; nothing of the tr
 used. What differs from training is what a user would meet.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,11 +46,14 @@ class ServedEngine(RolloutEngine):
 
     def play_served(self, cases: Sequence[Case], chat: Chat, render: Render | None) -> list[Served]:
         """One rollout for each case, greedily, one after the other."""
-        pairs = [(case, 0) for case in cases]
-        opened = [self._opened(*pair) for pair in zip(pairs, self._open(pairs), strict=True)]
-        return [self._play(rollout, chat, render) for rollout in opened]
 
-    def _play(self, rollout: Rollout, chat: Chat, render: Render | None) -> Served:
+        async def one_after_the_other() -> list[Served]:
+            return [await self._served(case, chat, render) for case in cases]
+
+        return asyncio.run(one_after_the_other())
+
+    async def _served(self, case: Case, chat: Chat, render: Render | None) -> Served:
+        rollout = await self._opened(case, 0)
         first, prompts, tools = None, [], self._template.tools
         while rollout.stop_reason is None:
             if rollout.lost is not None:
@@ -70,11 +74,11 @@ class ServedEngine(RolloutEngine):
             elif rollout.iterations == self._limits.tool_iterations:
                 rollout.stop_reason = StopReason.MAX_TOOL_ITERATIONS
             else:
-                self._answer(rollout, calls)
+                await self._answer(rollout, calls)
         return Served(rollout, first or ServedAnswer({}, None, cut_off=False), tuple(prompts))
 
-    def _answer(self, rollout: Rollout, calls: list[FunctionCall]) -> None:
-        results = [self._results([(rollout, call)])[0] for call in calls]
+    async def _answer(self, rollout: Rollout, calls: list[FunctionCall]) -> None:
+        results = await self._results(rollout, calls)
         rollout.tool_calls += results
         rollout.iterations += 1
         wanted = rollout.messages[-1]["tool_calls"]

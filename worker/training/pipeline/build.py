@@ -1,11 +1,12 @@
 """Builds the parts of a run from its specification."""
 
 import datetime
+import importlib.util
 import logging
 import os
 from collections.abc import Sequence
 
-from transformers import set_seed
+from transformers import AutoConfig, set_seed
 
 from dressage.sandbox.pool import WorkerPool
 from dressage.spec.event import EventType
@@ -26,13 +27,17 @@ from worker.training.rewards.weighted import Scorer
 from worker.training.rollout.engine import AgentParts, Engine, RolloutEngine, RolloutLimits
 from worker.training.rollout.function import FunctionRollouts
 from worker.training.rollout.template import ConversationTemplate
-from worker.training.update.config import require_reporters, require_targets
-from worker.training.update.trainer import JobTrainer
+from worker.training.sampler.engine_process import EngineOptions
+from worker.training.sampler.vllm import ENGINE, VllmSampler
+from worker.training.update.config import require_reporters, require_targets, update_plan
+from worker.training.update.trainer import JobTrainer, Prompts
 from worker.wire.run_dir import RunDirectory
 
 log = logging.getLogger(__name__)
 
 MAX_LISTED = 20
+ADDED_TOKENS = 2048  # of a prompt, by an environment's reset: known only when it is played
+FEWEST_SEQUENCES, MOST_SEQUENCES = 64, 512  # that vLLM writes at the same time
 
 
 def build(
@@ -63,6 +68,15 @@ def build(
         date=date,
     )
     require_reporters(training)
+    context = context_length(AutoConfig.from_pretrained(job.agent.model))
+    cases, longest = _with_room(run, job, template, context, cases)
+    first = tuple(template.prompt(cases[0].conversation(job.agent.instructions)))
+    sampler = None
+    if training.vllm:
+        added = ADDED_TOKENS if job.agent.environment else 0
+        room = min(context, longest + added + training.max_completion_length)
+        context = min(context, training.vllm.max_model_len or room)
+        sampler = _engine_sampler(job, template, context)
     if use_cpu and training.dtype != "float32":
         log.warning("training in %s on a CPU, which is slow; float32 is faster", training.dtype)
     model = load_model(
@@ -72,8 +86,6 @@ def build(
         in_4bit=training.load_in_4bit,
     )
     require_targets(training, model)
-    context = context_length(model.config)
-    cases, longest = _with_room(run, job, template, context, cases)
     training_cases, held_out = split(cases, job.evaluation)
     engine = _engine(job, template, pool, context)
     scorer = Scorer(
@@ -92,7 +104,9 @@ def build(
         engine=engine,
         scorer=scorer,
         run=run,
-        use_cpu=use_cpu,
+        plan=update_plan(training, use_cpu=use_cpu),
+        prompts=Prompts(longest, first),
+        engine_sampler=sampler,
     )
     return Parts(template, pool, engine, scorer, trainer, training_cases, held_out, longest)
 
@@ -140,6 +154,38 @@ def _with_room(
     if not split(kept, job.evaluation)[0]:
         raise RunFailure(Reason.SUITE_INVALID, f"no case is left for training: {message}")
     return kept, max(lengths[case.id] for case in kept)
+
+
+def _engine_sampler(job: JobSpec, template: ConversationTemplate, length: int) -> VllmSampler:
+    """vLLM, loaded before the trainer's model takes memory: it measures what is free.
+
+    Raises:
+        RunFailure: It is not there, or does not load.
+    """
+    training, spec = job.training, job.training.vllm
+    assert spec
+    if ENGINE.startswith("worker.") and importlib.util.find_spec("vllm") is None:
+        raise RunFailure(
+            Reason.MISSING_DEPENDENCY,
+            "training.vllm needs the package vllm on the worker; leave it out, or send the job to "
+            "a worker that has it",
+        )
+    log.info("vLLM is loaded for %d tokens of prompt and completion", length)
+    in_flight = training.rollouts_per_step * (1 + training.max_staleness)
+    return VllmSampler(
+        EngineOptions(
+            model=job.agent.model,
+            dtype=training.dtype,
+            end_ids=tuple(sorted(end_ids(job.agent.model, template.tokenizer))),
+            max_model_len=length,
+            gpu_memory_utilization=spec.gpu_memory_utilization,
+            tensor_parallel_size=spec.tensor_parallel_size,
+            max_num_seqs=min(max(in_flight, FEWEST_SEQUENCES), MOST_SEQUENCES),
+            seed=training.seed,
+            sleeps=spec.sleep,
+        ),
+        factory=ENGINE,
+    )
 
 
 def _engine(

@@ -12,6 +12,7 @@ from worker.training.pipeline.parts import Parts
 from worker.training.process.failures import RunFailure
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, grouped, unscored_message
+from worker.training.sampler.protocol import Draws
 from worker.training.update import ranks
 from worker.wire.run_dir import RunDirectory, write_whole
 
@@ -42,15 +43,13 @@ class HeldOut:
         temperature = self._job.evaluation.temperature
         if temperature is None:
             temperature = self._job.training.temperature
-        generate = self._parts.trainer.sampler(temperature)
+        trainer = self._parts.trainer
         seed = derived_seed(self._job.training.seed, "evaluation")
+        draws = Draws(trainer.rollouts.sampling(temperature), seed)
         own = cases[ranks.rank() :: ranks.count()]
         own_scored: list[ScoredRollout] = []
-        for at, batch in enumerate(grouped(own, AT_ONCE)):
-            played = self._parts.engine.play(
-                [(case, 0) for case in batch], generate, generate.end_ids, derived_seed(seed, at)
-            )
-            for one in self._parts.scorer.score(played):
+        for batch in grouped(own, AT_ONCE):
+            for one in trainer.play([(case, 0) for case in batch], draws):
                 self._run.emit(EventType.ROLLOUT, **rollout_record(one, name, step))
                 own_scored.append(one)
         scored = ranks.all_of([CaseScore.of(one) for one in own_scored])
@@ -58,10 +57,8 @@ class HeldOut:
             why = ranks.all_of([unscored_message(own_scored)] if own_scored else [])
             raise RunFailure(Reason.USER_CODE_ERROR, why[0])
         result = summary(name, step, scored, self._job.rewards)
-        if self._parts.trainer.echo:
-            own_sum = self._parts.trainer.environment_cross_entropy(
-                [one.rollout for one in own_scored]
-            )
+        if trainer.echo:
+            own_sum = trainer.environment_cross_entropy([one.rollout for one in own_scored])
             nats, tokens = map(sum, zip(*ranks.all_of([own_sum]), strict=True))
             curve = nats / tokens if tokens else None
             result = result.model_copy(update={"environment_cross_entropy": curve})

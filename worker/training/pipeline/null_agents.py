@@ -1,5 +1,6 @@
 """Null agents: what the measures give to those who solve nothing."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
@@ -9,8 +10,10 @@ from dressage.spec.job import JobSpec
 from dressage.spec.preflight import NullAgent
 from dressage.spec.suite import Case
 from worker.training.pipeline.parts import Parts
+from worker.training.rewards.play import play_scored
 from worker.training.rewards.weighted import ScoredRollout
 from worker.training.rollout.rollout import Rollout
+from worker.training.sampler.protocol import Draws, Sampled, Sampling, Turn
 
 MANY_WORDS = 400
 GIVEN_FOR_NOTHING = 0.5
@@ -70,18 +73,9 @@ def hacked_measures(
 def _played(
     name: str, parts: Parts, cases: Sequence[Case], answer: Callable[[Case], str]
 ) -> NullAgent:
-    tokenizer = parts.template.tokenizer
-    end = min(parts.trainer.sampler(1.0).end_ids)
-
-    def generate(prompts: list[list[int]], limits: list[int], _seed: int) -> list[list[int]]:
-        texts = [answer(case) for case in cases]
-        if len(texts) != len(prompts):  # an environment did not open
-            texts = [""] * len(prompts)
-        written = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        return [[*ids[: limit - 1], end] for ids, limit in zip(written, limits, strict=True)]
-
-    rollouts = parts.engine.play([(case, 0) for case in cases], generate, frozenset([end]), 0)
-    scored = parts.scorer.score(rollouts)
+    agent = _Scripted(parts, {case.id: answer(case) for case in cases})
+    pairs = [(case, 0) for case in cases]
+    scored = asyncio.run(play_scored(parts.engine, parts.scorer, pairs, agent, agent.draws))
     rewards = [one.reward for one in scored if one.reward is not None]
     columns = zip(*(one.verdicts for one in scored), strict=True)
     values = {
@@ -89,6 +83,34 @@ def _played(
         for verdicts in columns
     }
     return NullAgent(name=name, cases=len(cases), mean_reward=_mean(rewards), values=values)
+
+
+class _Scripted:
+    """A sampler that answers each case by a text, and whatever is asked after that by nothing."""
+
+    draws = Draws(Sampling(1.0), 0)
+
+    def __init__(self, parts: Parts, answers: dict[str, str]) -> None:
+        self._tokenizer = parts.template.tokenizer
+        end = min(parts.trainer.rollouts.end_ids)
+        self.end_ids = frozenset([end])
+        # A turn is known by its seed.
+        self._answers = {
+            self.draws.turn([], 1, case, 0, 0).seed: text for case, text in answers.items()
+        }
+
+    async def sample(self, turn: Turn) -> Sampled:
+        """As for `Sampler`."""
+        text = self._answers.get(turn.seed, "")
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"][: turn.limit - 1]
+        ids = [*ids, *self.end_ids]
+        return Sampled(ids, [0.0] * len(ids), [0] * len(ids))
+
+    def join(self, players: int = 1) -> None:
+        """As for `Sampler`: nobody is waited for."""
+
+    def leave(self, players: int = 1) -> None:
+        """As for `Sampler`."""
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -25,6 +25,7 @@ from worker.training.process.failures import RunFailure
 from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, grouped
+from worker.training.sampler.protocol import Draws
 from worker.wire.run_dir import RunDirectory
 
 NAME = "preflight"
@@ -79,12 +80,11 @@ def _play(job: JobSpec, parts: Parts, sample: Sequence[Case]) -> list[ScoredRoll
     """A whole group for every case, as many side by side as in training."""
     training = job.training
     pairs = [(case, index) for case in sample for index in range(training.num_generations)]
-    generate = parts.trainer.sampler(training.temperature)
+    sampling = parts.trainer.rollouts.sampling(training.temperature)
+    draws = Draws(sampling, derived_seed(training.seed, NAME))
     scored: list[ScoredRollout] = []
-    for at, batch in enumerate(grouped(pairs, training.rollouts_per_step)):
-        seed = derived_seed(training.seed, NAME, at * training.rollouts_per_step)
-        rollouts = parts.engine.play(batch, generate, generate.end_ids, seed)
-        scored += parts.scorer.score(rollouts)
+    for batch in grouped(pairs, training.rollouts_per_step):
+        scored += parts.trainer.play(batch, draws)
     return scored
 
 

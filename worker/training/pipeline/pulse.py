@@ -9,15 +9,16 @@ EVERY_SECONDS = 60.0
 
 
 class Pulse:
-    """Says now and then how many rollouts are played."""
+    """Says now and then how many turns are played."""
 
     def __init__(self, run: RunDirectory) -> None:
-        self._run, self._said = run, time.monotonic()
+        self._run, self._said, self._turns = run, time.monotonic(), 0
 
-    def beat(self, done: int, count: int) -> None:
-        """A turn of a batch of rollouts is over."""
+    def beat(self) -> None:
+        """A turn of a rollout is over."""
+        self._turns += 1
         if time.monotonic() - self._said < EVERY_SECONDS:
             return
         self._said = time.monotonic()
-        message = f"{done} of {count} rollouts of this batch are played"
+        message = f"{self._turns} turns of rollouts are played"
         self._run.emit(EventType.ALIVE, message=message)

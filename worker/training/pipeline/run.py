@@ -43,7 +43,7 @@ from worker.wire.run_dir import (
 
 log = logging.getLogger(__name__)
 
-SANDBOX_WORKERS = 16  # calls that run at the same time; many of them wait for something
+MANY_CALLS = 256  # at the same time; many of them wait for something
 PREFLIGHT, DATE = "preflight.json", "date.txt"
 
 
@@ -58,7 +58,10 @@ def run_job(run: RunDirectory) -> None:
     suite = Suite.from_path(run.path / SUITE)
     at_once = max(spec.job.training.rollouts_per_step, AT_ONCE)
     with user_code(
-        suite, network=spec.job.resources.network, size=SANDBOX_WORKERS, workers=at_once
+        suite,
+        network=spec.job.resources.network,
+        size=min(at_once, MANY_CALLS),
+        workers=at_once,
     ) as pool:
         _run(run, spec, suite, pool)
 
@@ -67,8 +70,21 @@ def _run(run: RunDirectory, spec: RunSpec, suite: Suite, pool: WorkerPool) -> No
     job, previous = spec.job, tuple(Path(path) for path in spec.previous)
     today = _date(run, previous)
     parts = build(run, job, pool, suite.cases, date=today)
-
     parts.engine.tell(Pulse(run).beat)
+    try:
+        _prove_and_train(run, spec, parts, previous, today)
+    finally:
+        parts.trainer.close()
+
+
+def _prove_and_train(
+    run: RunDirectory,
+    spec: RunSpec,
+    parts: Parts,
+    previous: tuple[Path, ...],
+    today: datetime.date,
+) -> None:
+    job = spec.job
     report = _looked_before(run, job, parts, previous)
     if job.preflight.only:
         run.emit(EventType.STATUS, status=JobStatus.EVALUATING)

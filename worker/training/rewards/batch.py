@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dressage.seeds import derived_seed
-from dressage.spec.event import TokenRole
 from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, group_rewards, grouped
@@ -69,22 +68,6 @@ class RolloutBatch:
         scored = tuple(one for new, old in groups for one in (new or old))
         resampled = self.resampled + sum(new is not None for new, _ in groups)
         return replace(self, scored=scored, resampled=resampled)
-
-    def for_trl(self, *, mask_truncated: bool) -> dict[str, Any]:
-        """What TRL's `rollout_func` returns: token ids, and 1 for each token that is trained on.
-
-        Rollouts whose environment was lost are masked; truncated ones, if that is wanted.
-        """
-        masked = [rollout.is_masked(truncated=mask_truncated) for rollout in self.rollouts]
-        return {
-            "prompt_ids": [rollout.prompt_ids for rollout in self.rollouts],
-            "completion_ids": [rollout.completion_ids for rollout in self.rollouts],
-            "logprobs": None,
-            "env_mask": [
-                [int(role is TokenRole.ACTION and not hidden) for role in rollout.roles]
-                for rollout, hidden in zip(self.rollouts, masked, strict=True)
-            ],
-        }
 
     def records(
         self, step: int, advantages: Sequence[float], *, kept: float, seed: int

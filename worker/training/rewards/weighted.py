@@ -1,5 +1,6 @@
 """The reward of a rollout: the weighted sum of what its measures say."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dressage.authoring.measure import AssistantMessage, MeasureContext
 from dressage.measuring.combine import combined, may_decide, verdicts_of
 from dressage.measuring.runner import MeasureRunner
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Worker
+from dressage.sandbox.process import Outcome
 from dressage.spec.event import MeasureVerdict
 from dressage.spec.measure import RewardSpec
 from worker.training.rollout.rollout import Rollout
@@ -27,6 +28,15 @@ class ScoredRollout:
     passed: bool
 
 
+@dataclass(frozen=True)
+class MeasuredRollout:
+    """A rollout with what its measures say; None where a reward function is still to speak."""
+
+    rollout: Rollout
+    context: MeasureContext
+    outcomes: list[Outcome | None]
+
+
 class Scorer:
     """Turns what a job's measures say into rewards."""
 
@@ -40,6 +50,7 @@ class Scorer:
         seed: int = 0,
     ) -> None:
         self._rewards, self._pool, self._timeout = tuple(rewards), pool, timeout
+        self._functions = any(reward.function is not None for reward in rewards)
         self._runner = MeasureRunner(rewards, pool, timeout=timeout, judge_key=judge_key, seed=seed)
 
     @property
@@ -47,29 +58,49 @@ class Scorer:
         """Whether any reward says that a case is solved."""
         return bool(may_decide(self._rewards))
 
-    def score(
-        self, rollouts: Sequence[Rollout], *, state: dict[str, Any] | None = None
+    def score(self, rollouts: Sequence[Rollout]) -> list[ScoredRollout]:
+        """Measure finished rollouts, all side by side, and close their environments."""
+
+        async def together() -> list[ScoredRollout]:
+            measured = await asyncio.gather(*map(self.measured, rollouts))
+            return await self.scored(measured)
+
+        return asyncio.run(together())
+
+    async def measured(self, rollout: Rollout) -> "MeasuredRollout":
+        """What measures say of one rollout. Its environment stays open for reward functions."""
+        context = _context(rollout)
+        try:
+            outcomes = await self._runner.measured(context, rollout.worker)
+        except BaseException:
+            await self._close(rollout)
+            raise
+        if not self._functions:
+            await self._close(rollout)
+        return MeasuredRollout(rollout, context, outcomes)
+
+    async def scored(
+        self, measured: Sequence["MeasuredRollout"], *, state: dict[str, Any] | None = None
     ) -> list[ScoredRollout]:
-        """Measure every rollout, all side by side, and close their environments.
+        """With what reward functions say of all of them; their environments are closed.
 
         Args:
-            rollouts: Finished ones.
+            measured: What they are shown together.
             state: TRL's `trainer_state`, for reward functions.
         """
-        workers = [rollout.worker for rollout in rollouts]
+        rollouts = [one.rollout for one in measured]
         try:
-            outcomes = self._runner.run(
-                [_context(rollout) for rollout in rollouts],
-                workers,
+            outcomes = await self._runner.completed(
+                [one.outcomes for one in measured],
+                [one.context for one in measured],
+                [rollout.worker for rollout in rollouts],
                 completion_ids=[rollout.completion_ids for rollout in rollouts],
                 state=state,
             )
         finally:
-            self._close([worker for worker in workers if worker])
-            for rollout in rollouts:
-                rollout.worker = None
+            await asyncio.gather(*map(self._close, rollouts))
         return [
-            self._scored(rollout, list(verdicts))
+            self._scored(rollout, verdicts)
             for rollout, verdicts in zip(rollouts, outcomes, strict=True)
         ]
 
@@ -78,9 +109,10 @@ class Scorer:
         found, self._runner.logged = self._runner.logged, defaultdict(list)
         return dict(found)
 
-    def _close(self, workers: list[Worker]) -> None:
-        self._pool.run([(worker, {"call": "close"}) for worker in workers], self._timeout)
-        for worker in workers:
+    async def _close(self, rollout: Rollout) -> None:
+        worker, rollout.worker = rollout.worker, None
+        if worker:
+            await self._pool.call(worker, {"call": "close"}, self._timeout)
             worker.kill()
 
     def _scored(self, rollout: Rollout, outcomes: list[Outcome]) -> ScoredRollout:

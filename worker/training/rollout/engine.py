@@ -1,24 +1,22 @@
-"""Plays rollouts: generate, run the tools of all rollouts at once, repeat."""
+"""Plays rollouts, each in a coroutine of its own: sample, run the tools, show, repeat."""
 
+import asyncio
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Any, Protocol
 
 from dressage.authoring.measure import ToolCall
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Worker
+from dressage.sandbox.process import Failure, Outcome, SandboxStartError, Worker
 from dressage.seeds import derived_seed
 from dressage.spec.chat import FunctionCall, Message
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
 from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.rollout.template import TOO_DEEP, ConversationTemplate
-
-Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]
+from worker.training.sampler.protocol import Draws, Sampled, Sampler
 
 OPEN_TRIES = 2
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -28,17 +26,16 @@ MAX_NAME = 200  # of a tool that a model has made up
 class Engine(Protocol):
     """Plays rollouts; what the trainer and the evaluation need of it."""
 
-    def tell(self, on_turn: Callable[[int, int], None]) -> None:
-        """Have this called after each turn: rollouts of the batch that are played, of how many."""
+    def tell(self, on_turn: Callable[[], None]) -> None:
+        """Have this called after each turn of a rollout."""
 
-    def play(
-        self,
-        cases: Sequence[tuple[Case, int]],
-        generate: Generate,
-        end_ids: frozenset[int],
-        seed: int,
-    ) -> list[Rollout]:
-        """Play one rollout for each (case, index in its group)."""
+    def start(
+        self, cases: Sequence[tuple[Case, int]], sampler: Sampler, draws: Draws
+    ) -> list[Awaitable[Rollout]]:
+        """Begin one rollout for each (case, index in its group); each must be awaited.
+
+        Environments stay open for the measures; who scores the rollouts closes them.
+        """
 
     def prompt_messages(self, case: Case) -> list[Message]:
         """The conversation a rollout of the case starts from."""
@@ -46,13 +43,23 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """What one rollout may use. Output in characters, timeout in seconds."""
+    """What one rollout may use. Output in characters, timeout in seconds.
+
+    Attributes:
+        completion_tokens: Of everything after the prompt.
+        context_tokens: Of prompt and completion.
+        tool_iterations: Times it may return to the model.
+        tool_timeout: Of one call.
+        tool_output: Of one result.
+        turn_tokens: Of one turn; None: as many as the completion may have.
+    """
 
     completion_tokens: int
     context_tokens: int
     tool_iterations: int
     tool_timeout: float
     tool_output: int
+    turn_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,48 +84,49 @@ class RolloutEngine:
     ) -> None:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
-        self._on_turn: Callable[[int, int], None] = quiet
+        self._on_turn: Callable[[], None] = quiet
         self.longest_prompt = 0  # tokens, of all that was played, with what environments added
 
+    def start(
+        self, cases: Sequence[tuple[Case, int]], sampler: Sampler, draws: Draws
+    ) -> list[Awaitable[Rollout]]:
+        """As for `Engine`: nobody waits for the slowest of a turn."""
+        sampler.join(len(cases))
+        return [self._play(case, index, sampler, draws) for case, index in cases]
+
     def play(
-        self,
-        cases: Sequence[tuple[Case, int]],
-        generate: Generate,
-        end_ids: frozenset[int],
-        seed: int,
+        self, cases: Sequence[tuple[Case, int]], sampler: Sampler, draws: Draws
     ) -> list[Rollout]:
-        """Play one rollout for each (case, index in its group), all turn by turn together.
+        """Play one rollout for each (case, index in its group), and wait for all."""
 
-        Environments stay open for the measures; who scores the rollouts closes them.
-        """
-        rollouts = [self._opened(*pair) for pair in zip(cases, self._open(cases), strict=True)]
-        self.longest_prompt = max(
-            self.longest_prompt, *(len(rollout.prompt_ids) for rollout in rollouts)
-        )
-        for rollout in rollouts:
-            if rollout.lost is not None:  # one masked token: a rollout is never empty
-                rollout.stop_reason = StopReason.ENVIRONMENT_LOST
-                rollout.append([min(end_ids)], [TokenRole.SCAFFOLD])
-        live = [rollout for rollout in rollouts if rollout.stop_reason is None]
-        turn = 0
-        while live:
-            prompts = [rollout.prompt_ids + rollout.completion_ids for rollout in live]
-            room = [self._room(rollout) for rollout in live]
-            written = generate(prompts, room, derived_seed(seed, turn))
-            waiting = []
-            for rollout, prefix, ids in zip(live, prompts, written, strict=True):
-                calls = self._take_turn(rollout, prefix, ids, end_ids)
-                if calls:
-                    waiting.append((rollout, calls))
-            self._run_tools(waiting)
-            live = [rollout for rollout, _ in waiting if rollout.stop_reason is None]
-            turn += 1
-            self._on_turn(len(rollouts) - len(live), len(rollouts))
-        return rollouts
+        async def together() -> list[Rollout]:
+            return await asyncio.gather(*self.start(cases, sampler, draws))
 
-    def tell(self, on_turn: Callable[[int, int], None]) -> None:
+        return asyncio.run(together())
+
+    def tell(self, on_turn: Callable[[], None]) -> None:
         """As for `Engine`."""
         self._on_turn = on_turn
+
+    async def _play(self, case: Case, index: int, sampler: Sampler, draws: Draws) -> Rollout:
+        try:
+            rollout = await self._opened(case, index)
+            self.longest_prompt = max(self.longest_prompt, len(rollout.prompt_ids))
+            if rollout.lost is not None:  # one masked token: a rollout is never empty
+                rollout.stop_reason = StopReason.ENVIRONMENT_LOST
+                rollout.append([min(sampler.end_ids)], [TokenRole.SCAFFOLD])
+            while rollout.stop_reason is None:
+                prefix = rollout.prompt_ids + rollout.completion_ids
+                room = min(self._room(rollout), self._limits.turn_tokens or self._room(rollout))
+                turn = draws.turn(prefix, room, case.id, index, rollout.iterations)
+                sampled = await sampler.sample(turn)
+                calls = self._take_turn(rollout, prefix, sampled, sampler.end_ids)
+                if calls:
+                    self._show(rollout, await self._results(rollout, calls))
+                self._on_turn()
+            return rollout
+        finally:
+            sampler.leave()
 
     def prompt_messages(self, case: Case, added: str | None = None) -> list[Message]:
         """The agent's instructions and the case's input as a conversation.
@@ -129,25 +137,23 @@ class RolloutEngine:
         """
         return case.conversation(self._agent.instructions, added=added)
 
-    def _open(self, cases: Sequence[tuple[Case, int]]) -> list[tuple[Worker | None, Outcome]]:
-        """A fresh environment for each rollout, reset; one that fails is tried once more."""
+    async def _open(self, case: Case) -> tuple[Worker | None, Outcome]:
+        """A fresh environment, reset; one that fails is tried once more."""
         if self._agent.environment is None:
-            return [(None, Outcome())] * len(cases)
-        opened: list[tuple[Worker | None, Outcome]] = [(None, Outcome())] * len(cases)
-        missing = list(range(len(cases)))
+            return None, Outcome()
+        worker, outcome = None, Outcome(failure=Failure.CRASHED)
         for _ in range(OPEN_TRIES):
-            workers = [self._pool.sandbox.start_worker() for _ in missing]
-            calls = [
-                (worker, self._open_request(cases[at][0]))
-                for at, worker in zip(missing, workers, strict=True)
-            ]
-            outcomes = self._pool.run(calls, self._limits.tool_timeout)
-            for at, worker, outcome in zip(missing, workers, outcomes, strict=True):
-                if outcome.failure:
-                    worker.kill()
-                opened[at] = (worker, outcome)
-            missing = [at for at in missing if opened[at][1].failure]
-        return opened
+            try:
+                worker = await self._pool.start_worker()
+            except SandboxStartError as error:
+                outcome = Outcome(failure=Failure.CRASHED, message=str(error))
+                continue
+            request = self._open_request(case)
+            outcome = await self._pool.call(worker, request, self._limits.tool_timeout)
+            if not outcome.failure:
+                break
+            worker.kill()
+        return worker, outcome
 
     def _open_request(self, case: Case) -> dict[str, Any]:
         content = case.model_dump(mode="json", include={"input", "expect", "metadata"})
@@ -160,10 +166,8 @@ class RolloutEngine:
             "max_output": self._limits.tool_output,
         }
 
-    def _opened(
-        self, pair: tuple[Case, int], environment: tuple[Worker | None, Outcome]
-    ) -> Rollout:
-        (case, index), (worker, outcome) = pair, environment
+    async def _opened(self, case: Case, index: int) -> Rollout:
+        worker, outcome = await self._open(case)
         messages = self.prompt_messages(case, outcome.value)
         prompt = self._template.prompt(messages)
         lost = f"reset: {outcome.message}" if outcome.failure else None
@@ -176,10 +180,11 @@ class RolloutEngine:
         return Rollout(case, index, messages, prompt, worker=worker, lost=lost)
 
     def _take_turn(
-        self, rollout: Rollout, prefix: list[int], ids: list[int], end_ids: frozenset[int]
+        self, rollout: Rollout, prefix: list[int], sampled: Sampled, end_ids: frozenset[int]
     ) -> list[FunctionCall]:
         """Record what the model wrote and return its tool calls, if they are to be run."""
-        rollout.append(ids, [TokenRole.ACTION] * len(ids))
+        ids = sampled.ids
+        rollout.append_action(sampled)
         message = self._template.parse(ids, prefix)
         requested = message.get("tool_calls") or []
         if len(requested) > 1 and self._template.one_call_a_turn:
@@ -197,49 +202,25 @@ class RolloutEngine:
             rollout.stop_reason = StopReason.MAX_TOOL_ITERATIONS
         return [] if rollout.stop_reason else calls
 
-    def _run_tools(self, waiting: list[tuple[Rollout, list[FunctionCall]]]) -> None:
-        """Run the calls of all rollouts side by side, then show each rollout its results."""
-        results: dict[int, list[ToolCall]] = {id(rollout): [] for rollout, _ in waiting}
-        for calls in self._rounds(waiting):
-            for (rollout, _), result in zip(calls, self._results(calls), strict=True):
-                results[id(rollout)].append(result)
-        for rollout, _ in waiting:
-            self._show(rollout, results[id(rollout)])
+    async def _results(self, rollout: Rollout, calls: list[FunctionCall]) -> list[ToolCall]:
+        """Run the calls of one turn: side by side, or one after the other in an environment."""
+        numbered = enumerate(calls, 1)
+        if rollout.worker is None:
+            running = [self._result(rollout, call, number) for number, call in numbered]
+            return list(await asyncio.gather(*running))
+        return [await self._result(rollout, call, number) for number, call in numbered]
 
-    def _rounds(
-        self, waiting: list[tuple[Rollout, list[FunctionCall]]]
-    ) -> Iterable[list[tuple[Rollout, FunctionCall]]]:
-        """Calls that may run at the same time: an environment takes one after the other."""
-        if self._agent.environment is None:
-            yield [(rollout, call) for rollout, calls in waiting for call in calls]
-            return
-        for calls in zip_longest(*(calls for _, calls in waiting)):
-            yield [
-                (rollout, call)
-                for (rollout, _), call in zip(waiting, calls, strict=True)
-                if call is not None
-            ]
-
-    def _results(self, calls: list[tuple[Rollout, FunctionCall]]) -> list[ToolCall]:
-        problems = [self._problem(call) for _, call in calls]
-        counted: Counter[int] = Counter()  # calls of each rollout so far
-        requests = []
-        for (rollout, call), problem in zip(calls, problems, strict=True):
-            counted[id(rollout)] += 1
-            if not problem:
-                request = self._request(rollout, call, counted[id(rollout)])
-                requests.append((rollout.worker, request))
-        outcomes = iter(self._pool.run(requests, self._limits.tool_timeout))
-        results = []
-        for (rollout, call), problem in zip(calls, problems, strict=True):
-            arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
-            outcome = Outcome() if problem else next(outcomes)
-            error = problem or (outcome.message if outcome.failure else None)
-            name = str(call["name"])[:MAX_NAME]
-            results.append(ToolCall(name, arguments, outcome.value, error))
-            if rollout.worker and not rollout.worker.alive:
-                rollout.lost = f"{call['name']}: {error}"
-        return results
+    async def _result(self, rollout: Rollout, call: FunctionCall, number: int) -> ToolCall:
+        problem = self._problem(call)
+        outcome = Outcome()
+        if not problem:
+            request = self._request(rollout, call, number)
+            outcome = await self._pool.call(rollout.worker, request, self._limits.tool_timeout)
+        arguments = call["arguments"] if isinstance(call["arguments"], dict) else {}
+        error = problem or (outcome.message if outcome.failure else None)
+        if rollout.worker and not rollout.worker.alive:
+            rollout.lost = f"{call['name']}: {error}"
+        return ToolCall(str(call["name"])[:MAX_NAME], arguments, outcome.value, error)
 
     def _request(self, rollout: Rollout, call: FunctionCall, number: int) -> dict[str, Any]:
         request: dict[str, Any] = {
@@ -288,7 +269,7 @@ class RolloutEngine:
         return None
 
 
-def quiet(_done: int, _all: int) -> None:
+def quiet() -> None:
     """Nobody wants to know how far it is."""
 
 

@@ -1,7 +1,9 @@
 """Rollouts that the suite's own code plays: TRL's `rollout_func`, in the sandbox."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +16,10 @@ from dressage.spec.event import TokenRole
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from worker.training.process.failures import RunFailure
-from worker.training.rollout.engine import Generate, quiet
+from worker.training.rollout.engine import quiet
 from worker.training.rollout.rollout import Rollout, StopReason
 from worker.training.rollout.template import ConversationTemplate
+from worker.training.sampler.protocol import Draws, Sampled, Sampler, sample_all
 
 log = logging.getLogger(__name__)
 
@@ -48,32 +51,41 @@ class FunctionRollouts:
     timeout: float
     needs_mask: bool = False
     seed: int = 0
-    on_turn: Callable[[int, int], None] = field(default=quiet)
+    on_turn: Callable[[], None] = field(default=quiet)
 
-    def play(
-        self,
-        cases: Sequence[tuple[Case, int]],
-        generate: Generate,
-        end_ids: frozenset[int],
-        seed: int,
-    ) -> list[Rollout]:
-        """Play one rollout for each (case, index in its group).
+    def start(
+        self, cases: Sequence[tuple[Case, int]], sampler: Sampler, draws: Draws
+    ) -> list[Awaitable[Rollout]]:
+        """As for `Engine`; one call of the function plays all of them.
 
         Raises:
-            RunFailure: What the function returned is unusable.
+            RunFailure: What the function returned is unusable (when it is awaited).
         """
+        playing: asyncio.Task[list[Rollout]] | None = None
+
+        async def one(at: int) -> Rollout:
+            nonlocal playing
+            if playing is None:
+                playing = asyncio.create_task(self._play(cases, sampler, draws))
+            return (await playing)[at]
+
+        return [one(at) for at in range(len(cases))]
+
+    async def _play(
+        self, cases: Sequence[tuple[Case, int]], sampler: Sampler, draws: Draws
+    ) -> list[Rollout]:
         prompts = [self.prompt_messages(case) for case, _ in cases]
-        asked = _Answers(self, generate, seed, end_ids)
+        asked = _Answers(self, sampler, draws, asyncio.get_running_loop())
         request = {
             "call": "rollout_func",
             "name": self.name,
             "prompts": prompts,
             "cases": [self._case(*pair) for pair in cases],
-            "seed": seed,
+            "seed": draws.seed,
         }
         for _ in range(TRIES):
-            worker = self.pool.sandbox.start_worker()
-            outcome = worker.call(request, self.timeout, asked)
+            worker = await self.pool.start_worker()
+            outcome = await self.pool.call(worker, request, self.timeout, questions=asked)
             worker.kill()
             if outcome.failure is Failure.WRONG_TYPE:
                 raise self._failed(outcome.message)
@@ -82,7 +94,7 @@ class FunctionRollouts:
             log.warning("rollout_func %r: %s", self.name, outcome.message)
         if outcome.failure:  # a busy simulator: these groups are dropped, and counted
             why = f"rollout_func {self.name!r}: {outcome.message}"
-            return [self._lost(*pair, why, end_ids) for pair in cases]
+            return [self._lost(*pair, why, sampler.end_ids) for pair in cases]
         value = outcome.value
         if self.needs_mask and value["env_mask"] is None:
             raise self._failed(
@@ -94,7 +106,7 @@ class FunctionRollouts:
             for at, (pair, prompt) in enumerate(zip(cases, prompts, strict=True))
         ]
 
-    def tell(self, on_turn: Callable[[int, int], None]) -> None:
+    def tell(self, on_turn: Callable[[], None]) -> None:
         """As for `Engine`."""
         self.on_turn = on_turn
 
@@ -141,6 +153,7 @@ class FunctionRollouts:
         cut = len(ids) > self.completion_tokens or asked.was_cut(ids)
         said = value["stop_reason"][at] if value["stop_reason"] else None
         ids, mask = ids[: self.completion_tokens], mask[: self.completion_tokens]
+        logps, versions = asked.drawn(prompt_ids, ids)
         return Rollout(
             case,
             index,
@@ -148,6 +161,8 @@ class FunctionRollouts:
             prompt_ids,
             ids,
             [TokenRole.ACTION if wrote else TokenRole.OBSERVATION for wrote in mask],
+            logps,
+            versions,
             [None] * len(ids),
             stop_reason=self._stop_reason(said, cut=cut),
             tool_calls=_calls_in(messages),
@@ -175,20 +190,37 @@ class _Answers:
     def __init__(
         self,
         rollouts: FunctionRollouts,
-        generate: Generate,
-        seed: int,
-        end_ids: frozenset[int],
+        sampler: Sampler,
+        draws: Draws,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._template, self._generate, self._ends = rollouts.template, generate, end_ids
-        self._longest, self._seed, self._turn = rollouts.completion_tokens, seed, 0
+        self._template, self._sampler, self._draws = rollouts.template, sampler, draws
+        self._longest, self._turn, self._loop = rollouts.completion_tokens, 0, loop
         self._on_turn = rollouts.on_turn
         self._cut: set[tuple[int, ...]] = set()
+        self._written: dict[tuple[int, ...], list[Sampled]] = {}  # by their prompts
 
     def was_cut(self, ids: list[int]) -> bool:
         """Whether these tokens end where a continuation was cut."""
         return any(tuple(ids[-len(tail) :]) == tail for tail in self._cut)
 
+    def drawn(self, prompt: list[int], ids: list[int]) -> tuple[list[float], list[int]]:
+        """Log-probabilities and versions of those tokens that are continuations of ours."""
+        logps, versions = [math.nan] * len(ids), [-1] * len(ids)
+        at = 0
+        while at < len(ids):
+            found = self._written.get((*prompt, *ids[:at]), [])
+            same = next((one for one in found if one.ids == ids[at : at + len(one.ids)]), None)
+            if same is None or not same.ids:
+                at += 1
+                continue
+            end = at + len(same.ids)
+            logps[at:end], versions[at:end] = same.logps, same.versions
+            at = end
+        return logps, versions
+
     def __call__(self, question: dict[str, Any]) -> Any:
+        """Answer a question; called in a thread of the pool."""
         tokenizer = self._template.tokenizer
         if question["ask"] == "encode":
             return self._template.prompt(question["messages"], tools=question["tools"])
@@ -201,11 +233,17 @@ class _Answers:
             return []
         limit = min(question["max_tokens"] or self._longest, self._longest)
         self._turn += 1
-        seed = derived_seed(self._seed, self._turn)
-        written = self._generate(prompts, [limit] * len(prompts), seed)
-        self._on_turn(0, len(prompts))
-        self._cut |= {tuple(ids[-TAIL:]) for ids in written if ids and ids[-1] not in self._ends}
-        return written
+        turns = [
+            self._draws.turn(prompt, limit, self._turn, at) for at, prompt in enumerate(prompts)
+        ]
+        asking = asyncio.run_coroutine_threadsafe(sample_all(self._sampler, turns), self._loop)
+        written = asking.result()
+        self._on_turn()
+        for turn, one in zip(turns, written, strict=True):
+            self._written.setdefault(tuple(turn.prompt), []).append(one)
+            if one.ids and one.ids[-1] not in self._sampler.end_ids:
+                self._cut.add(tuple(one.ids[-TAIL:]))
+        return [one.ids for one in written]
 
 
 def _calls_in(messages: list[Message]) -> list[ToolCall]:

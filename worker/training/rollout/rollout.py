@@ -1,5 +1,6 @@
 """One rollout while and after it is played."""
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -9,6 +10,7 @@ from dressage.sandbox.process import Worker
 from dressage.spec.chat import Message
 from dressage.spec.event import TokenRole
 from dressage.spec.suite import Case
+from worker.training.sampler.protocol import Sampled
 
 Origin = tuple[int, int]
 
@@ -52,6 +54,8 @@ class Rollout:
         prompt_ids: Token ids of the prompt.
         completion_ids: Everything after the prompt: actions, observations, scaffold.
         roles: One role for each of `completion_ids`.
+        logps: For each of them the log-probability it was drawn with; NaN for what was not drawn.
+        versions: For each of them the version of the weights that wrote it; −1 likewise.
         origins: For each of them: which entry of `observed` it belongs to, and at which character;
             None for what no tool wrote.
         observed: The results that were shown, by tool, as the template writes them.
@@ -69,6 +73,8 @@ class Rollout:
     prompt_ids: list[int]
     completion_ids: list[int] = field(default_factory=list)
     roles: list[TokenRole] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
     origins: list[Origin | None] = field(default_factory=list)
     observed: list[tuple[str, str]] = field(default_factory=list)
     tool_calls: list[ToolCall] = field(default_factory=list)
@@ -86,18 +92,29 @@ class Rollout:
     def __post_init__(self) -> None:
         """Before anything is played the conversation is the prompt, unless it is given."""
         self.prompt_length = self.prompt_length or len(self.messages)
+        self._add_undrawn(len(self.completion_ids) - len(self.logps))
 
     def append(self, ids: list[int], roles: list[TokenRole]) -> None:
         """Add tokens with their roles."""
         self.completion_ids += ids
         self.roles += roles
         self.origins += [None] * len(ids)
+        self._add_undrawn(len(ids))
+
+    def append_action(self, sampled: Sampled) -> None:
+        """Add what the model wrote."""
+        self.completion_ids += sampled.ids
+        self.roles += [TokenRole.ACTION] * len(sampled.ids)
+        self.origins += [None] * len(sampled.ids)
+        self.logps += sampled.logps
+        self.versions += sampled.versions
 
     def append_results(self, suffix: Suffix, tools: list[str]) -> None:
         """Add what tools answered, and the markup around it."""
         first = len(self.observed)
         self.completion_ids += suffix.ids
         self.roles += suffix.roles
+        self._add_undrawn(len(suffix.ids))
         self.origins += [o and (first + o[0], o[1]) for o in suffix.origins]
         self.observed += zip(tools, suffix.bodies, strict=True)
         self.escaped_markup += suffix.escaped
@@ -106,6 +123,16 @@ class Rollout:
     def truncated(self) -> bool:
         """Whether it was cut off by its token budget."""
         return self.stop_reason is StopReason.MAX_COMPLETION_LENGTH
+
+    def _add_undrawn(self, count: int) -> None:
+        """What no model of ours has written has no log-probability."""
+        self.logps += [math.nan] * count
+        self.versions += [-1] * count
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weights that wrote any of its tokens; None: it is not known."""
+        return min((version for version in self.versions if version >= 0), default=None)
 
     def is_masked(self, *, truncated: bool) -> bool:
         """Whether it teaches nothing: it is lost, or cut and cut ones shall not teach."""

@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,46 @@ def require_reporters(spec: TrainingSpec) -> None:
             )
 
 
-def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfig:
+@dataclass(frozen=True)
+class UpdatePlan:
+    """What the machine lets the update do.
+
+    Attributes:
+        use_cpu: Whether there is no GPU.
+        masters: Whether an adapter lies in bfloat16 beside its base, and the optimizer keeps it in
+            float32: nothing is cast in a pass then.
+        compiled: Whether the layers are compiled.
+    """
+
+    use_cpu: bool
+    masters: bool = False
+    compiled: bool = False
+
+
+def update_plan(spec: TrainingSpec, *, use_cpu: bool) -> UpdatePlan:
+    """How a job's update runs, where it does not say it itself.
+
+    Layers are compiled on a GPU when an engine samples: generating with them would compile them for
+    each length. It takes half a minute, and halves the update (docs/gpu.md).
+    """
+    plain = not use_cpu and spec.lora is not None and not spec.load_in_4bit
+    able = plain and spec.vllm is not None and not spec.gradient_checkpointing
+    return UpdatePlan(
+        use_cpu=use_cpu,
+        masters=plain and spec.dtype == "bfloat16",
+        compiled=able if spec.compile is None else spec.compile,
+    )
+
+
+def grpo_config(spec: TrainingSpec, output: Path, plan: UpdatePlan) -> GRPOConfig:
     """Our specification in TRL's words."""
     return GRPOConfig(
         output_dir=str(output),
         num_train_epochs=spec.epochs,
         max_steps=spec.max_steps or -1,
-        per_device_train_batch_size=spec.batch_size,
-        gradient_accumulation_steps=spec.gradient_accumulation,
+        # Micro-batches are made within a step, of rollouts of like length.
+        per_device_train_batch_size=spec.rollouts_per_step,
+        gradient_accumulation_steps=1,
         learning_rate=spec.learning_rate,
         lr_scheduler_type=spec.lr_scheduler,
         warmup_steps=spec.warmup_steps,
@@ -63,11 +96,11 @@ def grpo_config(spec: TrainingSpec, output: Path, *, use_cpu: bool) -> GRPOConfi
         save_steps=spec.save_steps or 500,
         save_total_limit=2,
         seed=spec.seed,
-        use_cpu=use_cpu,
+        use_cpu=plan.use_cpu,
         ddp_timeout=ranks.PATIENCE_SECONDS,
         ddp_find_unused_parameters=False,
-        bf16=spec.dtype == "bfloat16" and not use_cpu,
-        fp16=spec.dtype == "float16" and not use_cpu,
+        bf16=spec.dtype == "bfloat16" and not plan.use_cpu and not plan.masters,
+        fp16=spec.dtype == "float16" and not plan.use_cpu,
         activation_checkpointing=spec.gradient_checkpointing,
         report_to=list(spec.report_to) or "none",
         disable_tqdm=True,

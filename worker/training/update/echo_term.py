@@ -5,7 +5,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -13,15 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from dressage.sandbox.patterns import compile_pattern
 from dressage.spec.event import EventType, TokenRole
 from dressage.spec.training import TrainingSpec
-from worker.training.model import Head
 from worker.training.rollout.rollout import Rollout
 from worker.training.update import ranks
 from worker.training.update.collapse import CUT, CollapseDetector
-from worker.training.update.echo import (
-    cross_entropy_at_one,
-    denominator,
-    echo_cross_entropy,
-)
+from worker.training.update.echo import denominator, echo_shares
 from worker.wire.run_dir import RunDirectory
 
 STATE = "echo_state.json"
@@ -29,16 +23,15 @@ PATTERN_SECONDS = 5.0
 
 
 class EchoTerm:
-    """Adds the environment's cross-entropy to a loss."""
+    """Says what each token adds to the environment's loss."""
 
     def __init__(self, training: TrainingSpec, run: RunDirectory) -> None:
         assert training.echo
         spec = training.echo
-        self._spec, self._temperature, self._run = spec, training.temperature, run
+        self._spec, self._run = spec, run
         self._horizon = training.max_completion_length
         self._mask_truncated = training.mask_truncated_completions
         self._detector = CollapseDetector()
-        self._step_losses: list[float] = []
         self.coeff = spec.coeff
 
     def weights(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
@@ -85,71 +78,31 @@ class EchoTerm:
             start += len(line)
         return spans
 
-    def total(self, weights_BT: torch.Tensor) -> float:
-        """The denominator of a generation batch."""
-        return denominator(weights_BT, self._spec.normalization, self._horizon)
+    def shares(self, rollouts: Sequence[Rollout]) -> torch.Tensor:
+        """What each token's −log p is multiplied by, (B, T): their sum is the loss of all.
 
-    def term(
-        self,
-        logps_BT: torch.Tensor,
-        hidden_BTH: torch.Tensor | None,
-        inputs: dict[str, Any],
-        head: Head,
-        share: float,
-    ) -> tuple[torch.Tensor, float]:
-        """The weighted term of one micro-batch, and its plain token mean for the curve.
-
-        Args:
-            logps_BT: The trainer's log-probabilities, at the sampling temperature.
-            hidden_BTH: Hidden states that predict the completion tokens; needed unless the sampling
-                temperature is 1.
-            inputs: The micro-batch, with `echo_weights` and `echo_total`.
-            head: The language-model head.
-            share: Part of the generation batch that one optimizer step covers, times the number of
-                processes that add to it.
+        Processes average their gradients, so each has its part as many times over.
         """
-        weights_BT = inputs["echo_weights"]
-        selected = weights_BT > 0
-        with torch.set_grad_enabled(self.coeff > 0):
-            if hidden_BTH is None:
-                cross_entropy_BT = -logps_BT
-            else:
-                values = cross_entropy_at_one(
-                    hidden_BTH[selected], inputs["completion_ids"][selected], head
-                )
-                cross_entropy_BT = torch.zeros_like(logps_BT).masked_scatter(
-                    selected, values.to(logps_BT.dtype)
-                )
-            loss = echo_cross_entropy(
-                cross_entropy_BT,
-                weights_BT,
-                self._spec.normalization,
-                float(inputs["echo_total"]) * share,
-            )
-        count = int(selected.sum())
-        mean = float(cross_entropy_BT.detach()[selected].mean()) if count else float("nan")
-        if count:
-            self._step_losses.append(mean)
-        return self.coeff * loss, mean
+        weights_BT = self.weights(rollouts)
+        own = denominator(weights_BT, self._spec.normalization, self._horizon)
+        total = sum(ranks.all_of([own])) / ranks.count()
+        return echo_shares(weights_BT, self._spec.normalization, total)
 
-    @property
-    def needs_hidden(self) -> bool:
-        """Whether the trainer's own log-probabilities are tempered."""
-        return self._temperature != 1.0
-
-    def end_step(self, *, step: int, rewards: Sequence[float], entropy: float) -> None:
+    def end_step(
+        self, *, step: int, rewards: Sequence[float], entropy: float, cross_entropy: float
+    ) -> None:
         """Watch for collapse; lower the coefficient and say so.
 
         Args:
             step: The optimizer step that has ended.
             rewards: Of the step, of every process.
             entropy: Mean entropy of the step's actions, of every process.
+            cross_entropy: Mean −log p of what the environment wrote, of every process.
         """
-        losses, self._step_losses = ranks.all_of(self._step_losses), []
-        if not (self._spec.guardrail and self.coeff > 0 and losses and rewards):
+        if not (self._spec.guardrail and self.coeff > 0 and rewards):
             return
         observed = self._detector.observe(
-            loss=fmean(losses), reward=fmean(rewards), spread=pstdev(rewards), entropy=entropy
+            loss=cross_entropy, reward=fmean(rewards), spread=pstdev(rewards), entropy=entropy
         )
         if observed:
             before, self.coeff = self.coeff, self.coeff * CUT

@@ -1,17 +1,18 @@
-"""Our own metrics of a step, of all processes, beside TRL's; averaged over the steps of a log line.
+"""The metrics of a step's rollouts, of all processes; averaged over the steps of a log line.
 
-TRL counts lengths and ends from what enters the loss, where a masked rollout has no tokens: what is
-sampled is counted here, under the same names.
+Names are TRL's where it has one. Lengths and ends are of all that is sampled, masked rollouts too.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 from dressage.spec.event import MeasureVerdict, TokenRole
 from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.weighted import ScoredRollout
+from worker.training.rollout.rollout import Rollout
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,23 @@ def batch_metrics(
         values[f"{name}/failed"] = float(sum(bool(v.error) for v in verdicts))
     stops = Counter(one.stop_reason for one in figures)
     return values | {f"stop/{reason}": number / count for reason, number in stops.items()}
+
+
+def reward_metrics(groups: Sequence[Sequence[float | None]]) -> dict[str, float]:
+    """Mean and standard deviation of all rewards, and the share of groups without spread."""
+    known = [reward for group in groups for reward in group if reward is not None]
+    return {
+        "reward": mean(known),
+        "reward_std": stdev(known) if len(known) > 1 else 0.0,
+        "frac_reward_zero_std": mean([float(has_no_spread(group)) for group in groups]),
+    }
+
+
+def age_metrics(rollouts: Sequence[Rollout], version: int) -> dict[str, float]:
+    """How many versions of the weights behind their oldest tokens are."""
+    oldest = [one.oldest_version for one in rollouts]
+    ages = [float(version - known) for known in oldest if known is not None]
+    return {"rollouts/age/mean": mean(ages), "rollouts/age/max": max(ages, default=math.nan)}
 
 
 def mean(values: Sequence[float]) -> float:
