@@ -12,7 +12,7 @@ from pathlib import Path
 from app.main import create_app
 from app.settings import Settings
 from dressage.spec.preflight import PreflightSpec
-from dressage.spec.training import EchoSpec, EvaluationSpec, LoraSpec, TrainingSpec
+from dressage.spec.training import EchoSpec, EvaluationSpec, LoraSpec, TrainingSpec, VllmSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -28,12 +28,18 @@ MAPS_TO = {
     "training.dtype": "bf16 / fp16 (GPU), model dtype",
     "training.load_in_4bit": "BitsAndBytesConfig",
     "training.gradient_checkpointing": "activation_checkpointing",
+    "training.compile": "torch_compile",
+    "training.vllm.mode": "vllm_mode",
+    "training.vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "training.vllm.max_model_len": "vllm_max_model_length",
+    "training.vllm.tensor_parallel_size": "vllm_tensor_parallel_size",
     "training.lora.alpha": "lora_alpha",
     "training.lora.dropout": "lora_dropout",
     **{
         f"training.{name}": OURS
         for name in (
-            *("max_tool_iterations", "tool_timeout", "max_tool_output", "echo", "lora"),
+            *("max_tool_iterations", "tool_timeout", "max_tool_output", "echo", "lora", "vllm"),
+            *("max_staleness", "micro_batch_tokens", "vllm.sleep"),
             *("resample_dead_groups", "pause_after_dead_steps"),
         )
     },
@@ -42,9 +48,9 @@ INTRODUCTION = """# Training: every field
 
 Made from the specification by `scripts/reference.py`. Lengths are tokens, times are seconds.
 
-A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations` for each case. If that does not divide, `gradient_accumulation` is raised to the next value that does, and the job lists the adjustment.
+A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations` for each case. If that does not divide, `gradient_accumulation` is raised to the next value that does, and the job lists the adjustment. Within the step rollouts of like length share a forward pass: as many as have the tokens of `batch_size` of the longest kind (`micro_batch_tokens`). Losses and gradients are those of TRL with the whole step in one batch (its `bnpo` over the tokens of the step); rollouts that cannot teach are left out of the passes, not of the averages, and `entropy` is that of the others.
 
-**Truncated rollouts** (cut at `max_completion_length` or at the model's context) are left out of the loss while `mask_truncated_completions` is on. They are left out of ECHO's term, too: TRL takes their tokens out of the attention, so nothing can be predicted from them. Switch it off where rambling should cost something.
+**Truncated rollouts** (cut at `max_completion_length` or at the model's context) are left out of the loss while `mask_truncated_completions` is on. They are left out of ECHO's term, too. Switch it off where rambling should cost something.
 
 **ECHO** ([arXiv 2605.24517](https://arxiv.org/abs/2605.24517)) adds coeff × cross-entropy of what tools and environments answered. Its term is at temperature 1 whatever the sampling is, counts result bodies only, and never the prompt. `coeff: 0` gives the weights of plain GRPO to the bit, with ECHO's curves (`echo/cross_entropy` per step, `environment_cross_entropy` per evaluation).
 
@@ -53,6 +59,8 @@ A step plays `batch_size` × `gradient_accumulation` rollouts, `num_generations`
 **Whole weights** (no `lora`) are trained in float32 and stored in `dtype`: Adam's steps are smaller than bfloat16 can add, and 9 % of the weights would ever move. `weights/moved_share` and `result.moved_weights` say how many have.
 
 **Steps that teach nothing** (no group with a spread of rewards, or only masked rollouts) are counted, and end in a pause (`pause_after_dead_steps`). Spread has one meaning everywhere, and advantages are made in double precision.
+
+**On a GPU** `vllm` writes the rollouts, and `max_staleness` lets them run ahead: [gpu.md](gpu.md).
 
 **Keeping the best weights**: with `evaluation.every_steps`, half of the held-out cases choose, the other half prove; the gain is never computed on the cases that chose.
 """
@@ -100,6 +108,7 @@ def training():
         section("training", TrainingSpec),
         section("training.lora", LoraSpec),
         section("training.echo", EchoSpec),
+        section("training.vllm", VllmSpec),
         section("evaluation", EvaluationSpec),
         section("preflight", PreflightSpec),
     ]

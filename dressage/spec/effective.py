@@ -64,6 +64,18 @@ def effective_spec(requested: JobSpec, *, suite: str) -> tuple[JobSpec, tuple[Ad
                 reason="most weights would not move: Adam's steps are smaller than this type adds",
             )
         )
+    compiles = training.compiles(gpus=requested.resources.gpus)
+    if compiles and training.compile is None:
+        training = training.model_copy(update={"compile": True})
+        adjustments.append(
+            Adjustment(
+                field="training.compile",
+                requested=None,
+                effective=True,
+                reason="on a GPU with an adapter and vllm the update takes half the time, and "
+                "begins half a minute later",
+            )
+        )
     accumulation = valid_accumulation(
         training.batch_size, training.gradient_accumulation, training.num_generations
     )

@@ -148,7 +148,9 @@ class TrainingSpec(Spec):
     max_steps: int | None = Field(
         default=None, ge=1, le=10_000_000, description="Optimizer steps; overrides `epochs`."
     )
-    batch_size: int = Field(default=2, ge=1, description="Rollouts in one forward pass, per GPU.")
+    batch_size: int = Field(
+        default=2, ge=1, description="Rollouts of the longest kind in one forward pass, per GPU."
+    )
     gradient_accumulation: int = Field(
         default=2, ge=1, description="Forward passes per optimizer step."
     )
@@ -319,11 +321,29 @@ class TrainingSpec(Spec):
     def _an_engine_that_is_ahead(self) -> Self:
         if self.max_staleness and not self.vllm:
             raise ValueError("max_staleness needs vllm: without it the model cannot write ahead")
+        if self.max_staleness and self.vllm and self.vllm.sleep:
+            raise ValueError(
+                "vllm.sleep needs max_staleness 0: an engine that is ahead never rests"
+            )
         if self.max_staleness and self.resample_dead_groups:
             raise ValueError(
                 "resample_dead_groups needs max_staleness 0: other groups are begun anyway"
             )
         return self
+
+    def compiles(self, *, gpus: int) -> bool:
+        """Whether layers are compiled: as the job says; else where it is known to be faster.
+
+        Generating with compiled layers would compile them for each length, so an engine of its own
+        must sample.
+
+        Args:
+            gpus: Of the job.
+        """
+        if self.compile is not None:
+            return self.compile
+        plain = self.lora is not None and not self.load_in_4bit
+        return gpus > 0 and plain and self.vllm is not None and not self.gradient_checkpointing
 
     @property
     def weights_dtype(self) -> str:

@@ -59,6 +59,12 @@ def test_a_wrong_field_is_named(changes, where):
         ({"agent": {**EXAMPLE["agent"], "instructions": print}}, "static string, not a callable"),
         ({"exports": [{"type": "gguf"}, {"type": "gguf"}]}, "asked for twice"),
         ({"agent": {**EXAMPLE["agent"], "instructions": "a\x00b"}}, "NUL"),
+        ({"training": {"max_staleness": 2}}, "max_staleness needs vllm"),
+        ({"training": {"max_staleness": 2, "vllm": {"sleep": True}}}, "never rests"),
+        (
+            {"training": {"max_staleness": 2, "vllm": {}, "resample_dead_groups": 1}},
+            "resample_dead_groups needs max_staleness 0",
+        ),
     ],
 )
 def test_what_does_not_make_sense_is_refused_with_a_sentence(changes, sentence):
@@ -117,6 +123,32 @@ def test_every_change_is_listed_with_its_reason():
         ),
     }
     assert all(a.reason for a in adjustments)
+
+
+def test_layers_are_compiled_where_it_pays_and_the_job_says_so():
+    fast = {"lora": {}, "vllm": {}}
+    for training, gpus, compiled in (
+        (fast, 1, True),
+        (fast, 0, False),
+        ({**fast, "load_in_4bit": True}, 1, False),
+        ({**fast, "gradient_checkpointing": True}, 1, False),
+        ({**fast, "compile": False}, 1, False),
+        ({"lora": {}}, 1, False),
+    ):
+        requested = spec(training=training, resources={"gpus": gpus})
+        effective, adjustments = effective_spec(requested, suite="arithmetic@7")
+        assert effective.training.compiles(gpus=gpus) is compiled
+        assert ("training.compile" in [a.field for a in adjustments]) is compiled
+
+
+def test_names_of_trl_for_vllm_are_understood():
+    training = TrainingSpec.model_validate(
+        {"use_vllm": True, "vllm_gpu_memory_utilization": 0.5, "vllm_max_model_length": 2048}
+    )
+    assert (training.vllm.gpu_memory_utilization, training.vllm.max_model_len) == (0.5, 2048)
+    assert TrainingSpec.model_validate({"use_vllm": False}).vllm is None
+    with pytest.raises(ValidationError, match="false only without vllm"):
+        TrainingSpec.model_validate({"use_vllm": False, "vllm": {}})
 
 
 def test_a_stored_specification_of_the_first_version_still_loads():

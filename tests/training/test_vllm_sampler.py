@@ -18,7 +18,13 @@ from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
 from worker.training.sampler import hand_over
 from worker.training.sampler.engine_process import EngineOptions
-from worker.training.sampler.hand_over import EngineWeights, UnknownWeights, sources
+from worker.training.sampler.hand_over import (
+    EngineWeights,
+    Place,
+    Source,
+    UnknownWeights,
+    sources,
+)
 from worker.training.sampler.local import TransformersSampler
 from worker.training.sampler.protocol import Sampling, Turn, sample_all
 from worker.training.sampler.vllm import VllmSampler
@@ -130,6 +136,26 @@ def test_an_adapter_of_some_layers_finds_its_rows_in_fused_matrices():
     assert changed[behind:].any()
     merged = attention.v_proj.get_delta_weight("default") + attention.v_proj.base_layer.weight
     assert torch.allclose(engine.parameters()[name][behind:], merged, atol=1e-6)
+
+
+def test_what_is_less_than_a_step_of_bfloat16_arrives_all_the_same():
+    """To the nearest, nothing of it would: the base lies on the grid."""
+    torch.manual_seed(0)
+    base = (torch.randn(512, 256) * 0.02).bfloat16()
+    down, up = torch.full((1, 256), 1e-3), torch.full((512, 1), 2e-2)  # 2e-5 everywhere
+    engine = {"w": base.clone()}
+    weights = EngineWeights(engine, [Source((Place("w", 0),), base, down, up, 1.0)])
+    weights.write()
+    nearest = (base.float() + 2e-5).bfloat16()
+    assert float((nearest - base).float().mean()) < 0.5 * 2e-5
+    moved = float((engine["w"].float() - base.float()).mean())
+    assert moved == pytest.approx(2e-5, rel=0.1)
+    first = engine["w"].clone()
+    weights.write()  # the same chances each time: nothing flickers
+    assert torch.equal(engine["w"], first)
+    up.zero_()
+    weights.write()
+    assert torch.equal(engine["w"], base)
 
 
 def test_weights_without_a_place_are_named():
@@ -276,6 +302,23 @@ def test_a_job_trains_on_what_an_engine_writes(make_run, double):
     assert all(value is not None for value in values(run, "time/hand_over"))
     evaluations = {event["name"]: event for event in events_of(run, "evaluation")}
     assert set(evaluations) == {"before", "after"}
+
+
+def test_whole_weights_are_proved_as_they_are_stored(make_run, double):
+    run = make_run(
+        training={
+            **VLLM,
+            "lora": None,
+            "learning_rate": 1e-3,
+            "dtype": "bfloat16",
+            "max_steps": 2,
+            "max_completion_length": 30,
+        },
+    )
+    run_job(run)
+    # The engine has bfloat16 weights, the trainer float32 ones.
+    assert all(value < 0.05 for value in values(run, "sampling/canary_gap/mean"))
+    assert {event["name"] for event in events_of(run, "evaluation")} == {"before", "after"}
 
 
 def test_a_stale_sampler_ends_the_job_before_it_trains_on_anything_stale(make_run, double):

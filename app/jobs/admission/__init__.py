@@ -95,8 +95,21 @@ async def admit(
 
 
 def _needs_gpu(spec: JobSpec) -> list[FieldProblem]:
-    """What only a GPU can do, asked for without one."""
-    if spec.training.load_in_4bit and spec.resources.gpus == 0:
-        message = "4-bit training needs a CUDA GPU; set resources.gpus to 1, or leave it out"
-        return [FieldProblem(field="training.load_in_4bit", message=message)]
-    return []
+    """What only a GPU can do, asked for without one; and what several cannot do yet."""
+    training, gpus = spec.training, spec.resources.gpus
+    wanted = {
+        "load_in_4bit": ("4-bit training", training.load_in_4bit),
+        "vllm": ("vLLM", training.vllm is not None),
+    }
+    problems = [
+        FieldProblem(
+            field=f"training.{name}",
+            message=f"{what} needs a CUDA GPU; set resources.gpus to 1, or leave it out",
+        )
+        for name, (what, asked) in wanted.items()
+        if asked and gpus == 0
+    ]
+    if training.vllm is not None and gpus > 1:
+        message = f"vLLM writes for one card, and resources.gpus is {gpus}; set it to 1"
+        problems.append(FieldProblem(field="training.vllm", message=message))
+    return problems

@@ -86,6 +86,7 @@ def build(
         in_4bit=training.load_in_4bit,
     )
     require_targets(training, model)
+    log.info("attention: %s", model.config._attn_implementation)
     training_cases, held_out = split(cases, job.evaluation)
     engine = _engine(job, template, pool, context)
     scorer = Scorer(
@@ -104,7 +105,7 @@ def build(
         engine=engine,
         scorer=scorer,
         run=run,
-        plan=update_plan(training, use_cpu=use_cpu),
+        plan=update_plan(training, gpus=job.resources.gpus),
         prompts=Prompts(longest, first),
         engine_sampler=sampler,
     )

@@ -32,7 +32,6 @@ NAME = "preflight"
 FEW_MIXED, MANY_TRUNCATED, MANY_TOOL_ERRORS = 0.1, 0.2, 0.5
 ALL_TRUNCATED = 0.9
 ENOUGH_GROUPS = 4
-ADAM_BYTES = 8  # two moments in float32 for each trained parameter
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def _report(
         tool_errors=sum(e.tool_failures for e in rollouts) / calls if calls else 0.0,
         tool_calls=calls / len(rollouts),
         completion_tokens=fmean(len(rollout.completion_ids) for rollout in rollouts),
-        memory=_memory(parts, peak),
+        memory=_memory(job, parts, peak),
         time=TimeEstimate(
             seconds_per_step=seconds,
             steps=steps,
@@ -133,19 +132,20 @@ def _is_mixed(group: Sequence[ScoredRollout]) -> bool:
     return bool(known) and not has_no_spread(known)
 
 
-def _memory(parts: Parts, peak: int) -> MemoryEstimate:
-    trained = sum(p.numel() for p in parts.trainer.model.parameters() if p.requires_grad)
+def _memory(job: JobSpec, parts: Parts, peak: int) -> MemoryEstimate:
+    needed = peak + parts.trainer.optimizer_bytes
     device = parts.trainer.accelerator.device
     if device.type == "cuda":
         available = torch.cuda.get_device_properties(device).total_memory
         name = torch.cuda.get_device_name(device)
+        vllm = job.training.vllm
+        if vllm and not vllm.sleep:
+            needed += int(vllm.gpu_memory_utilization * available)
     else:
         with open("/proc/meminfo") as file:
             available = int(file.readline().split()[1]) * 1024
         name = "cpu"
-    return MemoryEstimate(
-        device=name, peak_bytes=peak + ADAM_BYTES * trained, available_bytes=available
-    )
+    return MemoryEstimate(device=name, peak_bytes=needed, available_bytes=available)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _prove_and_train(
         step = best.step
     moved = parts.trainer.moved_share
     if job.training.lora is None:  # what is proved is what is stored
-        parts.trainer.unwrapped.to(getattr(torch, job.training.dtype))
+        parts.trainer.round_to(getattr(torch, job.training.dtype))
     if proof:
         evaluation.at(AFTER, proof, step=step)
 

@@ -19,6 +19,7 @@ from worker.training.rollout.template import TOO_DEEP, ConversationTemplate
 from worker.training.sampler.protocol import Draws, Sampled, Sampler
 
 OPEN_TRIES = 2
+PROMPTS_KEPT = 1024
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_NAME = 200  # of a tool that a model has made up
 
@@ -85,6 +86,7 @@ class RolloutEngine:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
         self._on_turn: Callable[[], None] = quiet
+        self._prompts: dict[tuple[str, str | None], list[int]] = {}
         self.longest_prompt = 0  # tokens, of all that was played, with what environments added
 
     def start(
@@ -169,7 +171,7 @@ class RolloutEngine:
     async def _opened(self, case: Case, index: int) -> Rollout:
         worker, outcome = await self._open(case)
         messages = self.prompt_messages(case, outcome.value)
-        prompt = self._template.prompt(messages)
+        prompt = self._prompt(case, outcome.value, messages)
         lost = f"reset: {outcome.message}" if outcome.failure else None
         if len(prompt) >= self._limits.context_tokens:  # with what its environment has added
             lost = (
@@ -178,6 +180,15 @@ class RolloutEngine:
             )
             prompt = prompt[: self._limits.context_tokens - 1]
         return Rollout(case, index, messages, prompt, worker=worker, lost=lost)
+
+    def _prompt(self, case: Case, added: str | None, messages: list[Message]) -> list[int]:
+        """Its token ids: made once for all members of a group."""
+        key = (case.id, added)
+        if key not in self._prompts:
+            if len(self._prompts) == PROMPTS_KEPT:
+                self._prompts.clear()
+            self._prompts[key] = self._template.prompt(messages)
+        return list(self._prompts[key])
 
     def _take_turn(
         self, rollout: Rollout, prefix: list[int], sampled: Sampled, end_ids: frozenset[int]

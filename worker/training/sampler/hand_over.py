@@ -2,7 +2,7 @@
 
 The trainer says once where its weights lie in the card's memory (`sources`); the engine, in a
 process of its own, reads them there (`EngineWeights`) each time it is told to. An adapter is
-written as base + scale · B · A, in one pass over each matrix.
+written as base + scale · B · A.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,12 +132,12 @@ class EngineWeights:
     def write(self) -> None:
         """Put the trainer's weights, as they are now, into the engine's."""
         for source, target in self._pairs:
-            base = _plain(source, target.dtype)
-            if source.down is None or source.up is None:
-                target.copy_(base)
-                continue
-            down, up = source.down.to(target.dtype), source.up.to(target.dtype)
-            torch.addmm(base, up, down, alpha=source.scale, out=target)
+            exact = _plain(source)
+            if source.down is not None and source.up is not None:
+                exact = torch.addmm(
+                    exact, source.up.float(), source.down.float(), alpha=source.scale
+                )
+            target.copy_(_dithered(exact) if target.dtype is torch.bfloat16 else exact)
 
 
 def _target(parameters: Mapping[str, torch.Tensor], source: Source) -> torch.Tensor | None:
@@ -153,10 +153,25 @@ def _target(parameters: Mapping[str, torch.Tensor], source: Source) -> torch.Ten
     return None
 
 
-def _plain(source: Source, dtype: torch.dtype) -> torch.Tensor:
+def _dithered(exact: torch.Tensor) -> torch.Tensor:
+    """Float32 to values that bfloat16 has, up or down by chance, so that the mean is right.
+
+    A base lies on bfloat16's grid: rounded to the nearest, base + B · A is the base again for as
+    long as the adapter adds less than half a step, and the sampler would stay behind the trainer.
+    The chances are the same each time; what bfloat16 has already stays as it is.
+    """
+    numbers = torch.Generator(exact.device).manual_seed(0)
+    bits = exact.contiguous().view(torch.int32)
+    lower = torch.randint(
+        0, 1 << 16, bits.shape, dtype=torch.int32, device=exact.device, generator=numbers
+    )
+    return ((bits + lower) & -(1 << 16)).view(torch.float32)
+
+
+def _plain(source: Source) -> torch.Tensor:
     if source.quantized is None:
-        return source.base.to(dtype)
+        return source.base.float()
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
     state = QuantState.from_dict(source.quantized, device=source.base.device)
-    return dequantize_4bit(source.base, state).to(dtype)
+    return dequantize_4bit(source.base, state).float()

@@ -53,18 +53,13 @@ class UpdatePlan:
     compiled: bool = False
 
 
-def update_plan(spec: TrainingSpec, *, use_cpu: bool) -> UpdatePlan:
-    """How a job's update runs, where it does not say it itself.
-
-    Layers are compiled on a GPU when an engine samples: generating with them would compile them for
-    each length. It takes half a minute, and halves the update (docs/gpu.md).
-    """
-    plain = not use_cpu and spec.lora is not None and not spec.load_in_4bit
-    able = plain and spec.vllm is not None and not spec.gradient_checkpointing
+def update_plan(spec: TrainingSpec, *, gpus: int) -> UpdatePlan:
+    """How a job's update runs on the GPUs it has."""
+    plain = gpus > 0 and spec.lora is not None and not spec.load_in_4bit
     return UpdatePlan(
-        use_cpu=use_cpu,
+        use_cpu=gpus == 0,
         masters=plain and spec.dtype == "bfloat16",
-        compiled=able if spec.compile is None else spec.compile,
+        compiled=spec.compiles(gpus=gpus),
     )
 
 

@@ -42,8 +42,12 @@ class ModelSampler:
         self.engine, self._sleeps = engine, sleeps
         self._noted: dict[str, float] = {}
         self._gate = FreshnessGate(model, canary, dtype=dtype) if engine else None
-        if engine:
-            engine.attach(sources(model))
+        self.attach()
+
+    def attach(self) -> None:
+        """Tell the engine where the weights lie."""
+        if self.engine:
+            self.engine.attach(sources(self._model))
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
@@ -87,11 +87,11 @@ class Rollouts:
         scored = self.play(pairs, draws, version=step, state=state)
         return self._resampled(RolloutBatch(tuple(scored), size), seed, state)
 
-    def batch_ahead(self, order: EpochSampler, state: State) -> RolloutBatch:
+    def batch_ahead(self, order: Callable[[], EpochSampler], state: State) -> RolloutBatch:
         """A step's rollouts out of those that are in flight; others are begun in their place.
 
         Args:
-            order: Of the cases.
+            order: Gives the order of the cases.
             state: TRL's `trainer_state`.
         """
         step = state["global_step"]
@@ -111,7 +111,7 @@ class Rollouts:
 
             self._flow = Flow(
                 play,
-                self._in_order(order, begin=step * groups),
+                self._in_order(order(), begin=step * groups),
                 groups=groups,
                 total=(state["max_steps"] - step) * groups,
                 first=step * groups,

@@ -39,6 +39,7 @@ from worker.training.update.echo_term import EchoTerm
 from worker.training.update.forward import environment_cross_entropy, peak_memory_of_update
 from worker.training.update.governor import SignalGovernor
 from worker.training.update.master_weights import MasterAdamW
+from worker.training.update.memory import explained
 from worker.training.update.metrics import (
     RolloutFigures,
     age_metrics,
@@ -226,8 +227,11 @@ class JobTrainer(GRPOTrainer):
         rows = self._learned(batch)
         model.train()
         coeff = self.echo.coeff if self.echo else 0.0
-        with self._sampler.asleep(), self.compute_loss_context_manager():
-            figures = self._update(model, rows, coeff=coeff)
+        try:
+            with self._sampler.asleep(), self.compute_loss_context_manager():
+                figures = self._update(model, rows, coeff=coeff)
+        except torch.OutOfMemoryError as error:
+            raise RunFailure(Reason.OUT_OF_MEMORY, self._out_of_memory(error)) from None
         of_all = ranks.all_of([figures])
         seen = update_metrics(of_all, self._update.options) | self._sampler.noted()
         if self._spec.max_staleness:
@@ -294,7 +298,7 @@ class JobTrainer(GRPOTrainer):
             "epoch": self.state.epoch,
         }
         if self._spec.max_staleness:
-            return self.rollouts.batch_ahead(self._get_train_sampler(), state)
+            return self.rollouts.batch_ahead(self._get_train_sampler, state)
         return self.rollouts.batch(cases, state)
 
     def _require_rewards(self, batch: RolloutBatch) -> None:
@@ -363,8 +367,29 @@ class JobTrainer(GRPOTrainer):
             )
         return super().create_optimizer()
 
+    def _out_of_memory(self, error: torch.OutOfMemoryError) -> str:
+        share = self._spec.vllm.gpu_memory_utilization if self._spec.vllm else 0.0
+        device = self.accelerator.device
+        who = explained(self.model, self.optimizer, engine_share=share, device=device)
+        return (
+            f"an update does not fit into memory, not even with one rollout in a pass. {who}. Set "
+            "gradient_checkpointing, lower max_completion_length, or leave vLLM less "
+            f"(gpu_memory_utilization, sleep). {str(error)[:300]}"
+        )
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Of the optimizer's state: two moments in float32 for each trained weight, and copies."""
+        each = 12 if self._plan.masters else 8
+        return each * sum(p.numel() for p in self._trained())
+
     def _trained(self) -> list[Any]:
         return [p for p in self.unwrapped.parameters() if p.requires_grad]
+
+    def round_to(self, dtype: torch.dtype) -> None:
+        """Store the weights in another type; whoever samples reads them where they are then."""
+        self.unwrapped.to(dtype)
+        self._sampler.attach()
 
     def close(self) -> None:
         """Let go of rollouts that are in flight, and of the engine."""
