@@ -6,6 +6,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
 from app.artifacts.endpoints import router as artifacts
+from app.comparisons.endpoints import router as comparisons
 from app.exceptions import PROBLEM_RESPONSES
 from app.exports.endpoints import router as exports
 from app.gate import ApiRouter
@@ -23,7 +24,7 @@ from app.workers.endpoints import router as workers
 
 router = ApiRouter(responses=PROBLEM_RESPONSES)
 for part in (
-    *(suites, jobs, exports, artifacts, measures, sweeps, generations),
+    *(suites, jobs, exports, artifacts, comparisons, measures, sweeps, generations),
     *(queue, workers, teams, keys, webhooks),
 ):
     router.include_router(part)

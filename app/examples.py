@@ -121,6 +121,66 @@ EVALUATION = {
 PREVIEW = {
     "items": [{"reward": 1.0, "passed": True, "verdicts": ROLLOUT["verdicts"]}],
 }
+COMPARISON = {
+    "items": [
+        {
+            "job_id": job_id,
+            "job_name": "calculator-agent",
+            "suite": "arithmetic@1",
+            "evaluation": "after",
+            "step": 32,
+            "count": 128,
+            "pass_rate": rate,
+            "mean_reward": rate,
+        }
+        for job_id, rate in (("job_a59890ef5203c3918052", 0.84), ("job_b1c2d3e4f5a6b7c8d9e0", 0.88))
+    ],
+    "pairs": [
+        {
+            "first": "job_a59890ef5203c3918052",
+            "second": "job_b1c2d3e4f5a6b7c8d9e0",
+            "pass_rate": GAIN,
+            "reward": GAIN,
+            "better": ["c17"],
+            "worse": [],
+            "notes": [],
+        }
+    ],
+}
+REGRADE = {
+    "items": [
+        {
+            "id": "train-32-c17-0",
+            "phase": "train",
+            "step": 32,
+            "case_id": "c17",
+            "index": 0,
+            "reward_before": 0.0,
+            "reward": 1.0,
+            "passed": True,
+            "advantage_before": -0.5,
+            "advantage": 1.5,
+            "verdicts": ROLLOUT["verdicts"],
+        }
+    ],
+    "phases": [
+        {
+            "phase": "train",
+            "rollouts": 64,
+            "changed": 1,
+            "mean_reward_before": 0.5,
+            "mean_reward": 0.52,
+            "pass_rate": 0.52,
+            "groups": 8,
+            "groups_with_spread_before": 6,
+            "groups_with_spread": 7,
+            "turned": 8,
+        }
+    ],
+    "gain": GAIN,
+    "reward_gain": None,
+    "notes": [],
+}
 GENERATION = {
     "id": "generation_9f8e7d6c5b4a39281706",
     "job_id": "job_a59890ef5203c3918052",

@@ -1,11 +1,14 @@
 """What all commands share: the terminal, the service's address, and errors as sentences."""
 
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Column
@@ -16,12 +19,27 @@ from dressage.client.errors import DressageError
 
 WHOLE = partial(Column, no_wrap=True)  # of what is copied into the next command
 
-console = Console()
+PIPED = 10_000  # columns: what is piped is read by a program, and not cut
+
+console = Console(width=None if sys.stdout.isatty() else PIPED)
 errors = Console(stderr=True)
 
 Url = Annotated[
     str, typer.Option(envvar="DRESSAGE_URL", help="Address of the service.", show_default=True)
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def print_json(content: Any) -> None:
+    """What the API answers, as JSON."""
+    if isinstance(content, BaseModel):
+        content = content.model_dump(mode="json")
+    elif isinstance(content, list | tuple):
+        content = [
+            one.model_dump(mode="json") if isinstance(one, BaseModel) else one for one in content
+        ]
+    console.file.write(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager

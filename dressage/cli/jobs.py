@@ -10,7 +10,7 @@ from rich.table import Table
 
 from dressage import strict_json
 from dressage.archive import unpack_tar
-from dressage.cli.console import WHOLE, Url, console, errors, friendly
+from dressage.cli.console import WHOLE, AsJson, Url, console, errors, friendly, print_json
 from dressage.cli.exporting import export_spec, follow_export, show_parity
 from dressage.cli.history import pull_history, require_own_folder
 from dressage.cli.watching import watch_job
@@ -42,9 +42,9 @@ def submit(
             console.print_json(checked.model_dump_json())
             return
         job = client.submit(content, idempotency_key=idempotency_key)
-        for change in job.adjustments:
-            console.print(f"adjusted {change.field}: {change.requested} → {change.effective}")
-            console.print(f"  [dim]{escape(change.reason)}[/dim]", highlight=False)
+        for change in job.adjustments:  # notes: who pipes wants the id alone
+            errors.print(f"adjusted {change.field}: {change.requested} → {change.effective}")
+            errors.print(f"  [dim]{escape(change.reason)}[/dim]", highlight=False)
         console.print(job.id, highlight=False)
         if watch:
             _exit_by_status(watch_job(client, job.id, console))
@@ -63,11 +63,16 @@ def jobs(
     status: JobStatus | None = None,
     name: str | None = None,
     limit: int = 20,
+    as_json: AsJson = False,
 ) -> None:
     """List jobs, newest first."""
     with friendly(), Client(url) as client:
+        found = client.jobs(status=status, name=name, limit=limit)
+        if as_json:
+            print_json(found)
+            return
         table = Table(WHOLE("id"), "name", "status", "step", "reward", "created")
-        for job in client.jobs(status=status, name=name, limit=limit).items:
+        for job in found.items:
             progress = job.progress
             table.add_row(
                 job.id,

@@ -4,7 +4,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dressage.cli.console import WHOLE, Url, console, friendly
+from dressage.cli.console import WHOLE, AsJson, Url, console, friendly, print_json
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 from dressage.spec.queue import QueueEntry
@@ -13,10 +13,13 @@ app = typer.Typer()
 
 
 @app.command()
-def queue(url: Url = DEFAULT_URL) -> None:
+def queue(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show what waits: place, reason, estimated start."""
     with friendly(), Client(url) as client:
         state = client.queue()
+        if as_json:
+            print_json(state)
+            return
         table = Table("#", WHOLE("job"), "team", "class", "GPUs", "starts in", "why it waits")
         for entry in state.items:
             table.add_row(
@@ -36,11 +39,15 @@ def queue(url: Url = DEFAULT_URL) -> None:
 
 
 @app.command()
-def workers(url: Url = DEFAULT_URL) -> None:
+def workers(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show what there is to run jobs."""
     with friendly(), Client(url) as client:
+        found = client.workers()
+        if as_json:
+            print_json(found)
+            return
         table = Table(WHOLE("worker"), "queue", "state", "GPUs", "type", "labels", "runs")
-        for worker in client.workers():
+        for worker in found:
             reason = f" ({worker.state_reason})" if worker.state_reason else ""
             table.add_row(
                 worker.id,

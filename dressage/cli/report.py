@@ -60,8 +60,11 @@ def _cases(result: dict[str, dict[str, int]]) -> str:
 
 
 def _gain(what: str, gain: Gain | None) -> str:
-    if gain is None:
-        return f"No {what} before and after."
+    return f"No {what} before and after." if gain is None else gain_line(what, gain)
+
+
+def gain_line(what: str, gain: Gain) -> str:
+    """A gain with its interval, for people."""
     return (
         f"{what.capitalize()}: {gain.before:.3f} → {gain.after:.3f} on {gain.count} cases, "
         f"{_interval(gain)}"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from dressage.cli.console import Url, console, friendly
+from dressage.cli.console import AsJson, Url, console, friendly, print_json
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 
@@ -31,11 +31,15 @@ def push_suite(
 
 
 @app.command("list")
-def list_suites(url: Url = DEFAULT_URL, name: str | None = None) -> None:
+def list_suites(url: Url = DEFAULT_URL, name: str | None = None, as_json: AsJson = False) -> None:
     """List suites, newest first."""
     with friendly(), Client(url) as client:
+        found = client.suites(name=name)
+        if as_json:
+            print_json(found)
+            return
         table = Table("suite", "cases", "tools", "measures", "created")
-        for info in client.suites(name=name).items:
+        for info in found.items:
             table.add_row(
                 info.reference,
                 str(info.case_count),

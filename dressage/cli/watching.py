@@ -2,20 +2,34 @@
 
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dressage.cli.report import gain_line
 from dressage.client import Client
-from dressage.spec.event import Event, EventType
+from dressage.spec.event import Evaluations, Event, EventType
 from dressage.spec.job import Job
 from dressage.spec.status import JobStatus
 
 QUIET = (EventType.ROLLOUT, EventType.ADJUSTMENT)
 
 
+INTERRUPTED = 130  # as shells have it
+
+
 def watch_job(client: Client, job_id: str, console: Console) -> Job:
     """Show a job from its first event to its last, and return it as it ended."""
+    try:
+        return _watch(client, job_id, console)
+    except KeyboardInterrupt:
+        told = f"no longer watched; {job_id} goes on (dressage watch {job_id}, dressage cancel …)"
+        Console(stderr=True).print(told, highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _watch(client: Client, job_id: str, console: Console) -> Job:
     waiting = client.job(job_id).waiting
     if waiting:
         console.print(f"queued: {escape(waiting.reason)}", highlight=False)
@@ -44,7 +58,17 @@ def watch_job(client: Client, job_id: str, console: Console) -> Job:
             paused = event.type is EventType.STATUS and event.data["status"] == JobStatus.PAUSED
             if paused and client.job(job_id).status is JobStatus.PAUSED:
                 break  # it still is: until somebody resumes it, nothing will come
-    return client.job(job_id)
+    job = client.job(job_id)
+    if job.status is JobStatus.SUCCEEDED and not job.spec.preflight.only:
+        _show_gain(client.evaluations(job_id), console)
+    return job
+
+
+def _show_gain(evaluations: Evaluations, console: Console) -> None:
+    """Did it help? The end of what somebody has watched."""
+    for what, gain in (("pass rate", evaluations.gain), ("mean reward", evaluations.reward_gain)):
+        if gain:
+            console.print(gain_line(what, gain), highlight=False)
 
 
 def _metrics(event: Event) -> str:
@@ -62,9 +86,11 @@ def _line(event: Event) -> str:
     if event.type is EventType.STATUS:
         return " ".join(filter(None, [data["status"], data.get("message")]))
     if event.type is EventType.EVALUATION:
+        rate = data["pass_rate"]
+        passed = "" if rate is None else f"pass rate {rate:.3f} of "
         return (
-            f"evaluation {data['name']}: pass rate {data['pass_rate']:.3f} of {data['count']} "
-            f"held-out cases, mean reward {data['mean_reward']:.3f}"
+            f"evaluation {data['name']}: {passed}{data['count']} held-out cases, mean reward "
+            f"{data['mean_reward']:.3f}"
         )
     if event.type is EventType.EXPORT:
         return " ".join(filter(None, [data["export"], data["status"], data.get("message")]))

@@ -1,7 +1,7 @@
 """A synchronous client on httpx2."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +14,8 @@ from dressage.client.config import stored_key
 from dressage.client.download import download
 from dressage.client.errors import ApiError, ServiceUnreachable
 from dressage.spec.artifact import Artifact, Checkpoint
+from dressage.spec.base import Spec
+from dressage.spec.comparison import Comparison, Regrade, RegradeSpec
 from dressage.spec.event import Evaluations, Event, EventPage, Metrics, RolloutPage
 from dressage.spec.generation import Generation, GenerationSpec
 from dressage.spec.job import DryRun, ExportView, Job, JobPage, JobSpec
@@ -35,6 +37,7 @@ DEFAULT_URL = "http://127.0.0.1:8400"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AWAY, TRIES = (502, 503, 504), 10  # what a proxy or a service that waits for its database says
 RECONNECT_SECONDS = 1.0
+REGRADE_SECONDS = 180.0
 
 
 class Client:
@@ -295,6 +298,18 @@ class Client:
             except httpx2.TransportError:
                 time.sleep(RECONNECT_SECONDS)
 
+    def logs(self, job_id: str) -> Iterator[Event]:
+        """A job's log lines so far."""
+        cursor = None
+        while True:
+            params = {"cursor": cursor, "limit": 1000}
+            response = self._send("GET", f"/jobs/{job_id}/logs", params=params)
+            page = EventPage.model_validate_json(response.content)
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
     def metrics(self, job_id: str) -> Metrics:
         """The metric history."""
         return Metrics.model_validate_json(self._send("GET", f"/jobs/{job_id}/metrics").content)
@@ -316,6 +331,18 @@ class Client:
         """Held-out evaluations and the gain."""
         response = self._send("GET", f"/jobs/{job_id}/evaluations")
         return Evaluations.model_validate_json(response.content)
+
+    def compare(self, job_ids: Sequence[str], *, evaluation: str | None = None) -> Comparison:
+        """Evaluations of several jobs on the same cases, pair by pair."""
+        params = {"jobs": ",".join(job_ids), "evaluation": evaluation}
+        return Comparison.model_validate_json(self._send("GET", "/compare", params=params).content)
+
+    def regrade(self, job_id: str, spec: RegradeSpec | Mapping[str, Any]) -> Regrade:
+        """What other measures say of a job's stored rollouts."""
+        response = self._send(
+            "POST", f"/jobs/{job_id}/regrade", json=_plain(spec), timeout=REGRADE_SECONDS
+        )
+        return Regrade.model_validate_json(response.content)
 
     def checkpoints(self, job_id: str) -> tuple[Checkpoint, ...]:
         """The steps that have a checkpoint; those with a file can be exported."""
@@ -370,8 +397,8 @@ class Client:
         return response
 
 
-def _plain(spec: JobSpec | Mapping[str, Any]) -> Any:
-    return spec.model_dump(mode="json") if isinstance(spec, JobSpec) else dict(spec)
+def _plain(spec: Spec | Mapping[str, Any]) -> Any:
+    return spec.model_dump(mode="json") if isinstance(spec, Spec) else dict(spec)
 
 
 def _server_sent_events(lines: Iterator[str]) -> Iterator[Event | None]:

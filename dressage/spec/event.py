@@ -1,11 +1,13 @@
 """A job's history: typed lines with a sequence number, and what the bigger ones carry."""
 
+from dataclasses import asdict
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
+from dressage.intervals import Difference
 from dressage.spec.base import Spec, View
 
 
@@ -146,6 +148,11 @@ class Gain(Spec):
         default=False,
         description="Too few cases: there is no interval, or it is wider than 95 % ask for.",
     )
+
+    @classmethod
+    def of(cls, difference: Difference | None) -> "Gain | None":
+        """A difference as it is shown."""
+        return cls(**asdict(difference)) if difference else None
 
 
 class Evaluations(Spec):

@@ -220,3 +220,23 @@ def test_layers_that_are_not_in_a_local_model_are_named(check):
     assert message.startswith("the model has no layer v_porj; it has down_proj, gate_proj")
     lora["target_modules"] = ["q_proj", "self_attn.v_proj"]
     assert check(cases(30), training={"lora": lora, "dtype": "float32"}).status_code == 200
+
+
+def test_what_only_a_gpu_can_do_is_refused_without_one(check):
+    lora = {"lora": {"r": 4}}
+    told = problems(
+        check(cases(4), training={**lora, "vllm": {}, "load_in_4bit": True}, resources={"gpus": 0})
+    )
+    assert told.keys() == {"training.vllm", "training.load_in_4bit"}
+    assert "vLLM needs a CUDA GPU; set resources.gpus to 1" in told["training.vllm"]
+    told = problems(check(cases(4), training={**lora, "vllm": {}}, resources={"gpus": 2}))
+    assert "vLLM writes for one card, and resources.gpus is 2" in told["training.vllm"]
+    fine = check(cases(4), training={**lora, "use_vllm": True, "max_staleness": 2})
+    assert problems(fine)["training.vllm"]  # the job of these tests has no GPU
+
+
+def test_compiled_layers_are_an_adjustment(check):
+    answer = check(cases(4), training={"lora": {"r": 4}, "vllm": {}}, resources={"gpus": 1}).json()
+    (change,) = [a for a in answer["adjustments"] if a["field"] == "training.compile"]
+    assert (change["requested"], change["effective"]) == (None, True)
+    assert answer["spec"]["training"]["compile"] is True

@@ -107,12 +107,17 @@ def test_another_teams_things_are_not_there(api, suite, job_spec, theirs):
             url = url.replace(f"{{{name}}}", value)
         url = re.sub(r"{\w+}", "x", url)
         for method in methods:
-            bodies = {"generate": {"prompt": "x"}, "exports": {"type": "merged"}}
+            bodies = {
+                "generate": {"prompt": "x"},
+                "exports": {"type": "merged"},
+                "regrade": {"rewards": ["correct_answer"]},
+            }
             body = bodies.get(path.rsplit("/", 1)[1])
             answer = api.request(method, url, headers=theirs, json=body)
             assert answer.status_code == 404, (method, url, answer.text)
             asked.append(path)
     assert len(asked) >= 20
+    assert api.get(f"/compare?jobs={job},{job}x", headers=theirs).status_code == 404
     for listing in ("/jobs", "/sweeps", "/jobs?team=default"):
         assert api.get(listing, headers=theirs).json()["items"] == []
     assert api.get("/webhooks", headers=theirs).json() == []

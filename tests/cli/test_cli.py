@@ -280,3 +280,30 @@ def test_a_suite_beside_a_jobs_file_is_pushed_with_it(operator, job_file, tmp_pa
     assert "no file or folder" in operator("submit", job_file(suite="./none"), code=2).stderr
     unknown = operator("submit", job_file(suite="none"), code=1)
     assert "dressage suites push" in unknown.stderr.replace("\n", " ")
+
+
+def test_the_version_is_printed(dressage):
+    assert dressage("--version").stdout.startswith("dressage ")
+
+
+def test_what_came_of_a_job_is_shown_and_compared(operator, suite, worker, job_file):
+    ids = [
+        operator("submit", job_file(name="ok")).stdout.strip().splitlines()[-1] for _ in range(2)
+    ]
+    for job_id in ids:
+        operator("watch", job_id)
+    said = operator("show", ids[0]).stdout
+    assert "succeeded" in said
+    assert "adapter.tar" in said
+    assert json.loads(operator("show", ids[0], "--json").stdout)["id"] == ids[0]
+    assert {one["id"] for one in json.loads(operator("jobs", "--json").stdout)["items"]} >= {*ids}
+    assert "items" in json.loads(operator("queue", "--json").stdout)
+    assert json.loads(operator("workers", "--json").stdout)[0]["id"] == "test-worker"
+    assert json.loads(operator("suites", "list", "--json").stdout)["items"]
+    assert "metric" in operator("metrics", ids[0]).stdout
+    assert operator("metrics", ids[0], "--csv").stdout.startswith("step,time")
+    assert isinstance(json.loads(operator("metrics", ids[0], "--json").stdout)["items"], list)
+    assert isinstance(json.loads(operator("rollouts", ids[0], "--json").stdout), list)
+    operator("logs", ids[0])
+    assert "refused" in operator("compare", ids[0], "job_missing", code=1).stderr
+    assert "name measures" in operator("regrade", ids[0], code=2).stderr

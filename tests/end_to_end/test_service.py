@@ -135,7 +135,7 @@ def test_the_main_job(service, client, spec, tmp_path):
 
 
 def test_a_job_without_signal_pauses_and_goes_on_when_resumed(service, client, spec, tmp_path):
-    spec["rewards"] = [{"measure": {"type": "length_limit", "max_words": 1000}}]
+    spec["rewards"] = [{"measure": {"type": "regex", "pattern": "never said"}}]
     spec["preflight"] = {"cases": 4}
     spec["name"] = "nothing to learn"
     path = tmp_path / "job.json"

@@ -1,5 +1,6 @@
 """Suites' code as people write it: what works, and what is refused with a way out."""
 
+import asyncio
 import json
 import subprocess
 import textwrap
@@ -340,8 +341,14 @@ def test_environments_and_reward_functions_as_trl_has_them(suite):
         )
     rewards = [RewardSpec(function="walked"), RewardSpec(function="sometimes")]
     runner = MeasureRunner(rewards, pool, timeout=10)
-    found = runner.run(
-        contexts, workers, completion_ids=[[1, 2], [1, 2, 3]], state={"global_step": 100}
+    found = asyncio.run(
+        runner.completed(
+            [[None, None], [None, None]],
+            contexts,
+            workers,
+            completion_ids=[[1, 2], [1, 2, 3]],
+            state={"global_step": 100},
+        )
     )
     for worker in workers:
         worker.kill()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from worker.training.rewards.advantages import advantages_of, has_no_spread
+from dressage.measuring.advantages import advantages_of, has_no_spread
 
 REWARDS = st.floats(-1e6, 1e6).map(lambda value: round(value, 3))
 

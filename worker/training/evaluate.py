@@ -1,10 +1,10 @@
 """Held-out evaluation, and whether training gained anything."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
-from dressage.intervals import Difference, paired_passes, paired_rewards
+from dressage.intervals import paired_passes, paired_rewards
 from dressage.measuring.combine import may_decide
 from dressage.spec.event import Evaluation, Gain
 from dressage.spec.measure import RewardSpec
@@ -81,11 +81,6 @@ def gained(before: Evaluation | None, after: Evaluation | None) -> tuple[Gain | 
     if not before or not after:
         return None, None
     return (
-        as_gain(paired_passes(before.passed, after.passed)),
-        as_gain(paired_rewards(before.rewards, after.rewards)),
+        Gain.of(paired_passes(before.passed, after.passed)),
+        Gain.of(paired_rewards(before.rewards, after.rewards)),
     )
-
-
-def as_gain(difference: Difference | None) -> Gain | None:
-    """A difference as it is stored."""
-    return Gain(**asdict(difference)) if difference else None

@@ -13,11 +13,11 @@ from peft import PeftModel
 from dressage.intervals import paired_passes
 from dressage.sandbox.pool import WorkerPool
 from dressage.spec.chat import Message
+from dressage.spec.event import Gain
 from dressage.spec.job import JobSpec
 from dressage.spec.parity import ParityProblem, ParityReport, PromptDifference
 from dressage.spec.suite import Case
 from dressage.spec.tool_schema import for_ollama
-from worker.training.evaluate import as_gain
 from worker.training.export.answers import ServedAnswer
 from worker.training.export.served import Chat, Render, Served, ServedEngine
 from worker.training.model import context_length, end_ids
@@ -125,7 +125,7 @@ class ParityCheck:
     ) -> ParityReport:
         reference = self._reference
         scored = self._scorer.score([one.rollout for one in played])
-        gain = as_gain(paired_passes(_passed(reference.scored), _passed(scored)))
+        gain = Gain.of(paired_passes(_passed(reference.scored), _passed(scored)))
         counted, notes, difference = self._prompts(played)
         cut_off = fmean(one.first.cut_off for one in played)
         expected_cut_off = fmean(rollout.truncated for rollout in reference.rollouts)

@@ -12,6 +12,7 @@ from statistics import fmean
 
 import torch
 
+from dressage.measuring.advantages import has_no_spread
 from dressage.measuring.combine import may_decide
 from dressage.seeds import derived_seed
 from dressage.spec.event import EventType
@@ -22,7 +23,6 @@ from dressage.spec.suite import Case
 from worker.training.pipeline.null_agents import hacked_measures, play_null_agents
 from worker.training.pipeline.parts import Parts
 from worker.training.process.failures import RunFailure
-from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, grouped
 from worker.training.sampler.protocol import Draws

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dressage.measuring.advantages import has_no_spread
 from dressage.seeds import derived_seed
-from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.record import rollout_record
 from worker.training.rewards.weighted import ScoredRollout, group_rewards, grouped
 from worker.training.rollout.rollout import Rollout

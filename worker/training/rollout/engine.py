@@ -86,7 +86,7 @@ class RolloutEngine:
         self._template, self._agent = template, agent
         self._pool, self._limits = pool, limits
         self._on_turn: Callable[[], None] = quiet
-        self._prompts: dict[tuple[str, str | None], list[int]] = {}
+        self._prompts: dict[str, list[int]] = {}
         self.longest_prompt = 0  # tokens, of all that was played, with what environments added
 
     def start(
@@ -171,7 +171,7 @@ class RolloutEngine:
     async def _opened(self, case: Case, index: int) -> Rollout:
         worker, outcome = await self._open(case)
         messages = self.prompt_messages(case, outcome.value)
-        prompt = self._prompt(case, outcome.value, messages)
+        prompt = self._prompt(messages)
         lost = f"reset: {outcome.message}" if outcome.failure else None
         if len(prompt) >= self._limits.context_tokens:  # with what its environment has added
             lost = (
@@ -181,9 +181,9 @@ class RolloutEngine:
             prompt = prompt[: self._limits.context_tokens - 1]
         return Rollout(case, index, messages, prompt, worker=worker, lost=lost)
 
-    def _prompt(self, case: Case, added: str | None, messages: list[Message]) -> list[int]:
+    def _prompt(self, messages: list[Message]) -> list[int]:
         """Its token ids: made once for all members of a group."""
-        key = (case.id, added)
+        key = json.dumps(messages)
         if key not in self._prompts:
             if len(self._prompts) == PROMPTS_KEPT:
                 self._prompts.clear()

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import stdev
 
+from dressage.measuring.advantages import has_no_spread
 from dressage.spec.event import MeasureVerdict, TokenRole
-from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.weighted import ScoredRollout
 from worker.training.rollout.rollout import Rollout
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from dressage.measuring.advantages import has_no_spread
 from dressage.seeds import derived_seed
 from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
-from worker.training.rewards.advantages import has_no_spread
 from worker.training.rewards.batch import RolloutBatch
 from worker.training.rewards.play import play_scored
 from worker.training.rewards.weighted import ScoredRollout, Scorer

@@ -18,13 +18,13 @@ from datasets import Dataset
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOTrainer
 
+from dressage.measuring.advantages import advantages_of
 from dressage.spec.event import EventType
 from dressage.spec.status import Reason
 from dressage.spec.suite import Case
 from dressage.spec.training import TrainingSpec
 from worker.training.model import context_length, language_model
 from worker.training.process.failures import RunFailure
-from worker.training.rewards.advantages import advantages_of
 from worker.training.rewards.batch import RolloutBatch
 from worker.training.rewards.weighted import ScoredRollout, Scorer, unscored_message
 from worker.training.rollout.engine import Engine
