@@ -18,6 +18,7 @@ from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 from dressage.spec.job import Job
 from dressage.spec.status import TERMINAL, ExportStatus, JobStatus
+from dressage.spec.sweep import set_field
 
 app = typer.Typer()
 
@@ -28,6 +29,10 @@ def submit(
     url: Url = DEFAULT_URL,
     watch: Annotated[bool, typer.Option(help="Follow the job to its end.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Check everything, store nothing.")] = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="field=value, as training.seed=1; may be repeated."),
+    ] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="Submit at most once.")] = None,
 ) -> None:
     """Put a job into the queue.
@@ -36,7 +41,8 @@ def submit(
     suite's (`"suite": "./arithmetic"`), which is pushed under its own name before.
     """
     with friendly(), Client(url) as client:
-        content = _with_own_suite(client, _read_spec(spec), spec.parent)
+        content = _changed(read_spec(spec), changes or [])
+        content = with_own_suite(client, content, spec.parent)
         if dry_run:
             checked = client.check(content)
             console.print_json(checked.model_dump_json())
@@ -151,7 +157,7 @@ def preflight(
 ) -> None:
     """Look whether a job can learn, without training it."""
     with friendly(), Client(url) as client:
-        job = client.preflight(_with_own_suite(client, _read_spec(spec), spec.parent))
+        job = client.preflight(with_own_suite(client, read_spec(spec), spec.parent))
         console.print(job.id, highlight=False)
         _exit_by_status(watch_job(client, job.id, console))
 
@@ -182,7 +188,27 @@ def pull(
                 unpack_tar(path, to / path.stem, without_top=True)
 
 
-def _with_own_suite(client: Client, content: dict[str, object], folder: Path) -> dict[str, object]:
+def plain_value(text: str) -> object:
+    """A value of a command line: JSON where it is some, else the text itself."""
+    try:
+        return strict_json.loads(text)
+    except ValueError:
+        return text
+
+
+def _changed(content: dict[str, object], changes: list[str]) -> dict[str, object]:
+    for change in changes:
+        field, equals, value = change.partition("=")
+        if not equals or not field:
+            raise typer.BadParameter(f"{change!r} is not field=value", param_hint="--set")
+        try:
+            set_field(content, field, plain_value(value))
+        except ValueError as error:
+            raise typer.BadParameter(f"{field}: {error}", param_hint="--set") from None
+    return content
+
+
+def with_own_suite(client: Client, content: dict[str, object], folder: Path) -> dict[str, object]:
     """A specification whose suite, if it is a folder or file beside it, is stored now."""
     named = str(content.get("suite", ""))
     if not named.startswith((".", "/")):
@@ -195,7 +221,8 @@ def _with_own_suite(client: Client, content: dict[str, object], folder: Path) ->
     return {**content, "suite": info.reference}
 
 
-def _read_spec(path: Path) -> dict[str, object]:
+def read_spec(path: Path) -> dict[str, object]:
+    """A job file; paths of models that begin with a dot are taken from where it is."""
     try:
         content = strict_json.loads(path.read_text())
     except OSError as error:

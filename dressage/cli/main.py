@@ -5,14 +5,25 @@ from typing import Annotated
 
 import typer
 
-from dressage.cli import admin, jobs, queue, results, service, suites
+from dressage.cli import (
+    admin,
+    asking,
+    jobs,
+    queue,
+    results,
+    service,
+    starting,
+    suites,
+    sweeps,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
 )
-for theme in (service, jobs, results, queue, admin):
+for theme in (service, starting, jobs, results, asking, queue, admin):
     app.add_typer(theme.app)
 app.add_typer(suites.app, name="suites")
+app.add_typer(sweeps.app, name="sweep")
 
 
 def _version(wanted: bool) -> None:

@@ -58,17 +58,28 @@ class SweepSpec(Spec):
         """
         spec = copy.deepcopy(self.base)
         for field, value in point.items():
-            *parents, last = field.split(".")
-            place = spec
-            for parent in parents:
-                if place.get(parent) is None:
-                    place[parent] = {}
-                place = place[parent]
-                if not isinstance(place, dict):
-                    raise ValueError(f"grid.{field}: {parent!r} has no fields")
-            place[last] = value
+            try:
+                set_field(spec, field, value)
+            except ValueError as error:
+                raise ValueError(f"grid.{field}: {error}") from None
         shown = ", ".join(f"{field.rsplit('.', 1)[-1]}={value}" for field, value in point.items())
         return {**spec, "name": f"{self.name} [{shown}]"[:200]}
+
+
+def set_field(spec: dict[str, Any], field: str, value: Any) -> None:
+    """Put a value into a specification, under a dotted name.
+
+    Raises:
+        ValueError: It leads through something that has no fields.
+    """
+    *parents, last = field.split(".")
+    for parent in parents:
+        if spec.get(parent) is None:
+            spec[parent] = {}
+        spec = spec[parent]
+        if not isinstance(spec, dict):
+            raise ValueError(f"{parent!r} has no fields")
+    spec[last] = value
 
 
 def _plain(value: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from dressage.cli.main import app
-from tests.conftest import ARITHMETIC
+from tests.conftest import ARITHMETIC, TINY_MODEL
 from tests.servers import KEYS
 from tests.waiting import wait_for
 from tests.worker.steps import work
@@ -307,3 +307,88 @@ def test_what_came_of_a_job_is_shown_and_compared(operator, suite, worker, job_f
     operator("logs", ids[0])
     assert "refused" in operator("compare", ids[0], "job_missing", code=1).stderr
     assert "name measures" in operator("regrade", ids[0], code=2).stderr
+
+
+@pytest.mark.parametrize("template", ["tools", "world", "judge"])
+def test_a_suite_of_ones_own_passes_its_check_and_its_tests(dressage, tmp_path, template):
+    said = dressage("init", tmp_path / "mine", "--template", template)
+    assert "dressage suites check" in said.stderr
+    cases = next(line for line in said.stdout.splitlines() if line.endswith("cases.jsonl"))
+    folder = os.path.dirname(cases)
+    checked = dressage("suites", "check", folder)
+    assert "cases" in checked.stdout
+    assert "failed" not in checked.stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", tmp_path / "mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "not an empty folder" in dressage("init", tmp_path / "mine", code=2).stderr
+
+
+@pytest.mark.parametrize("template", ["tools", "world"])
+def test_a_job_of_ones_own_is_accepted(operator, tmp_path, template):
+    model = str(TINY_MODEL)
+    where = tmp_path / f"my {template}"
+    operator("init", where, "--template", template, "--model", model, "--gpus", 0)
+    said = operator("submit", where / "job.json", "--dry-run")
+    spec = json.loads(said.stdout)["spec"]
+    assert (spec["name"], spec["agent"]["model"]) == (f"my {template}", model)
+
+
+def test_a_check_says_what_is_wrong(dressage, tmp_path):
+    assert "no file or folder" in dressage("suites", "check", tmp_path / "no", code=1).stderr
+    (tmp_path / "cases.jsonl").write_text('{"input": "2 + 2?", "expect": {"answer": "4"}}\n')
+    code = "from dressage.authoring import measure, pass_reason\n"
+    (tmp_path / "suite.py").write_text(
+        code
+        + "@measure\ndef kind(context):\n    return pass_reason('always')\n"
+        + "@measure\ndef broken(context):\n    return pass_reason(context.expect['sum'])\n"
+    )
+    said = dressage("suites", "check", tmp_path, code=1)
+    assert "kind gives 1.00 to an agent that says: nothing" in said.stderr
+    assert "broken fails: KeyError: 'sum'" in said.stderr
+    (tmp_path / "suite.py").write_text("import nothing_that_is_there\n")
+    assert "nothing_that_is_there" in dressage("suites", "check", tmp_path, code=1).stderr
+    (tmp_path / "cases.jsonl").write_text('{"input": ""}\n')
+    said = dressage("suites", "check", tmp_path, code=1).stderr
+    assert "cases.jsonl 1: input: input is empty" in said
+
+
+def test_fields_of_a_job_are_set_on_the_command_line(operator, suite, job_file):
+    changes = ("--set", "training.seed=7", "--set", "name=other", "--set", "training.lora.r=2")
+    spec = json.loads(operator("submit", job_file(), "--dry-run", *changes).stdout)["spec"]
+    assert (spec["training"]["seed"], spec["name"], spec["training"]["lora"]["r"]) == (
+        7,
+        "other",
+        2,
+    )
+    for wrong, text in (("training.seed", "is not field=value"), ("name.x=1", "has no fields")):
+        assert text in operator("submit", job_file(), "--set", wrong, code=2).stderr
+    said = operator("submit", job_file(), "--set", "training.sed=7", code=1).stderr
+    assert "training.sed" in said
+
+
+def test_a_sweep_is_submitted_and_shown(operator, suite, job_file):
+    grid = ("--grid", "training.seed=0,1", "--grid", "training.learning_rate=1e-3,2e-3")
+    sweep = operator("sweep", "submit", job_file(), *grid).stdout.strip()
+    assert "training.learning_rate=0.001" in operator("sweep", "table", sweep).stdout
+    arms = json.loads(operator("sweep", "table", sweep, "--json").stdout)["arms"]
+    assert [len(arm["jobs"]) for arm in arms] == [2, 2]
+    assert (
+        "is not field=value"
+        in operator("sweep", "submit", job_file(), "--grid", "x", code=2).stderr
+    )
+
+
+def test_an_agent_is_asked_on_the_command_line(operator, suite, worker, job_file):
+    job_id = operator("submit", job_file(name="ok")).stdout.strip().splitlines()[-1]
+    operator("watch", job_id)
+    said = operator("generate", job_id, "What is 6 * 7?")
+    assert said.stdout.strip()
+    answer = json.loads(operator("generate", job_id, "What is 6 * 7?", "--json").stdout)
+    assert answer["status"] == "succeeded"
+    assert "refused" in operator("generate", "job_missing", "x", code=1).stderr

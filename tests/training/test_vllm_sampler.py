@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from dressage.spec.status import Reason
-from tests.conftest import TINY_MODEL
+from tests.conftest import ROOT, TINY_MODEL
 from tests.training.conftest import events_of
 from worker.training.pipeline.run import run_job
 from worker.training.process.failures import RunFailure
@@ -206,6 +208,39 @@ def test_an_engine_that_fails_is_a_failure_with_a_reason_and_leaves_nothing(
     assert not alive(sampler.pid)
     with pytest.raises(RunFailure, match=message):  # whoever asks later is told the same
         sampler.load_weights(1)
+
+
+HOLDER = """
+import sys, time
+from tests.training.engine_double import HfEngine
+from worker.training.sampler.engine_process import EngineOptions
+from worker.training.sampler.vllm import VllmSampler
+
+if __name__ == "__main__":
+    options = EngineOptions(sys.argv[1], "float32", (1,), 256, 0.3, 1, 64, 0)
+    sampler = VllmSampler(options, factory="tests.training.engine_double:HfEngine")
+    print(sampler.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_the_engine_ends_with_the_trainer_however_that_ends(tmp_path):
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    holder = subprocess.Popen(
+        [sys.executable, script, TINY_MODEL],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    engine = int(holder.stdout.readline())
+    assert alive(engine)
+    holder.kill()
+    holder.wait()
+    deadline = time.monotonic() + 10
+    while alive(engine) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive(engine)
 
 
 def test_an_engine_that_is_killed_while_it_hands_over_is_noticed(start):
