@@ -8,6 +8,7 @@ import typer
 from dressage.cli import (
     admin,
     asking,
+    doctor,
     jobs,
     queue,
     results,
@@ -20,7 +21,7 @@ from dressage.cli import (
 app = typer.Typer(
     no_args_is_help=True,
 )
-for theme in (service, starting, jobs, results, asking, queue, admin):
+for theme in (service, doctor, starting, jobs, results, asking, queue, admin):
     app.add_typer(theme.app)
 app.add_typer(suites.app, name="suites")
 app.add_typer(sweeps.app, name="sweep")

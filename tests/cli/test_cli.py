@@ -392,3 +392,17 @@ def test_an_agent_is_asked_on_the_command_line(operator, suite, worker, job_file
     answer = json.loads(operator("generate", job_id, "What is 6 * 7?", "--json").stdout)
     assert answer["status"] == "succeeded"
     assert "refused" in operator("generate", "job_missing", "x", code=1).stderr
+
+
+def test_the_doctor_says_what_is_here_and_what_to_do(operator, dressage, monkeypatch):
+    for name in ("HUB", "OLLAMA"):  # nobody outside is asked
+        monkeypatch.setattr(f"dressage.cli.doctor.{name}", "http://127.0.0.1:9")
+    found = {one["what"]: one for one in json.loads(operator("doctor", "--json", code=1).stdout)}
+    assert found["Python"]["state"] == "ok"
+    assert found["torch"]["state"] == "ok"
+    assert found["vllm"]["fix"].startswith("training.vllm needs it")
+    assert found["service: database"]["state"] == "ok"
+    assert found["service: scheduler"]["state"] == "wrong"  # none runs here
+    said = dressage("doctor", "--url", "http://127.0.0.1:9").stdout
+    assert "nothing answers at http://127.0.0.1:9" in said
+    assert "dressage up" in said
