@@ -23,7 +23,9 @@ async def require_trained(session: AsyncSession, job: JobRow, checkpoint: int | 
         JobInvalid: The job keeps no such checkpoint.
     """
     spec = JobSpec.model_validate(job.spec)
-    if checkpoint is None and (job.status not in TRAINED or spec.preflight.only):
+    if checkpoint is None and (
+        job.status not in TRAINED or spec.preflight.only or spec.evaluation.only
+    ):
         raise JobNotTrained(f"the job is {job.status}; only a trained one has a result to use")
     if await artifacts.trained(session, job.id, checkpoint):
         return

@@ -163,6 +163,27 @@ def preflight(
 
 
 @app.command()
+def evaluate(
+    spec: Annotated[Path, typer.Argument(help="A job specification (JSON).")],
+    model: Annotated[str | None, typer.Option(help="Instead of the specification's.")] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="field=value, as evaluation.temperature=0; may be repeated."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+) -> None:
+    """Measure a model on a suite's held-out cases, without training. Then: dressage compare."""
+    with friendly(), Client(url) as client:
+        content = {**read_spec(spec), "training": None, "exports": []}
+        if model is not None:
+            set_field(content, "agent.model", model)
+        content = with_own_suite(client, _changed(content, changes or []), spec.parent)
+        job = client.submit(content)
+        console.print(job.id, highlight=False)
+        _exit_by_status(watch_job(client, job.id, console))
+
+
+@app.command()
 def pull(
     job_id: str,
     to: Annotated[Path, typer.Option(help="Folder to download into.")] = Path(),

@@ -59,7 +59,8 @@ def _watch(client: Client, job_id: str, console: Console) -> Job:
             if paused and client.job(job_id).status is JobStatus.PAUSED:
                 break  # it still is: until somebody resumes it, nothing will come
     job = client.job(job_id)
-    if job.status is JobStatus.SUCCEEDED and not job.spec.preflight.only:
+    measured = job.spec.preflight.only or job.spec.evaluation.only
+    if job.status is JobStatus.SUCCEEDED and not measured:
         _show_gain(client.evaluations(job_id), console)
     return job
 

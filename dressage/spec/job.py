@@ -81,7 +81,9 @@ class JobSpec(Spec):
     rewards: tuple[RewardSpec, ...] = Field(
         description="At least one. A bare string stands for a measure of weight 1."
     )
-    training: TrainingSpec = TrainingSpec()
+    training: TrainingSpec = Field(
+        default=TrainingSpec(), description="null: the model is only measured (`evaluation.only`)."
+    )
     evaluation: EvaluationSpec = EvaluationSpec()
     preflight: PreflightSpec = PreflightSpec()
     exports: tuple[ExportSpec, ...] = ()
@@ -91,6 +93,8 @@ class JobSpec(Spec):
     def planned_steps(self, training_cases: int) -> int:
         """Optimizer steps on so many cases, unless it ends early."""
         training = self.training
+        if self.evaluation.only:
+            return 1
         if training.max_steps:
             return training.max_steps
         return max(1, ceil(training.epochs * (training_cases // max(1, self.cases_per_step))))
@@ -124,6 +128,24 @@ class JobSpec(Spec):
             ]
         return data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_training(cls, data: Any) -> Any:
+        """`"training": null`: the model is only measured."""
+        if not isinstance(data, dict) or "training" not in data or data["training"] is not None:
+            return data
+        evaluation = data.get("evaluation") or {}
+        preflight = data.get("preflight") or {}
+        if not isinstance(evaluation, dict) or not isinstance(preflight, dict):
+            return data
+        return {
+            **data,
+            # An adapter that adds nothing: the base's own weights keep their type.
+            "training": {"lora": {}},
+            "evaluation": {**evaluation, "only": True},
+            "preflight": {"cases": 0, **preflight},
+        }
+
     @field_validator("rewards")
     @classmethod
     def _some_reward(cls, rewards: tuple[RewardSpec, ...]) -> tuple[RewardSpec, ...]:
@@ -135,6 +157,12 @@ class JobSpec(Spec):
                 "a measure may be named once; add up its weights, or give each a `name`"
             )
         return rewards
+
+    @model_validator(mode="after")
+    def _measured_alone(self) -> Self:
+        if self.evaluation.only and self.exports:
+            raise ValueError("a job that only measures has nothing to export: leave exports out")
+        return self
 
     @model_validator(mode="after")
     def _storable(self) -> Self:

@@ -420,6 +420,10 @@ class EvaluationSpec(Spec):
         description="Also evaluate during training, every n optimizer steps, and keep the best "
         "weights. Half of the held-out cases are for choosing then, the other half for the proof.",
     )
+    only: bool = Field(
+        default=False,
+        description='Measure the model on held-out cases, and end: what `"training": null` asks.',
+    )
     patience: int | None = Field(
         default=None,
         ge=1,
@@ -449,4 +453,8 @@ class EvaluationSpec(Spec):
             raise ValueError("patience needs every_steps: without it nothing is compared")
         if self.every_steps and self.holdout == 0:
             raise ValueError("every_steps needs held-out cases: holdout is 0")
+        if self.only and self.holdout == 0:
+            raise ValueError("only measuring needs held-out cases: holdout is 0")
+        if self.only and self.every_steps:
+            raise ValueError("every_steps needs training, and only leaves it out")
         return self

@@ -406,3 +406,11 @@ def test_the_doctor_says_what_is_here_and_what_to_do(operator, dressage, monkeyp
     said = dressage("doctor", "--url", "http://127.0.0.1:9").stdout
     assert "nothing answers at http://127.0.0.1:9" in said
     assert "dressage up" in said
+
+
+def test_a_model_is_measured_on_the_command_line(operator, suite, worker, job_file):
+    said = operator("evaluate", job_file(name="ok"), "--set", "evaluation.temperature=0").stdout
+    job_id = said.split()[0]
+    spec = json.loads(operator("show", job_id, "--json").stdout)["spec"]
+    assert (spec["evaluation"]["only"], spec["evaluation"]["temperature"]) == (True, 0)
+    assert spec["exports"] == []

@@ -171,3 +171,18 @@ def test_names_of_ollama_are_one_when_they_are_one_model():
     assert OllamaExport(type="ollama", name="host:5000/team/x:q4").export_name == (
         "ollama-host+5000~team~x+q4"
     )
+
+
+def test_without_training_a_model_is_only_measured():
+    only = spec(training=None, exports=[])
+    assert only.evaluation.only
+    assert only.preflight.cases == 0
+    assert only.training.weights_dtype == "bfloat16"
+    assert only.planned_steps(100) == 1
+    for changes, text in (
+        ({"exports": [{"type": "merged"}]}, "nothing to export"),
+        ({"exports": [], "evaluation": {"holdout": 0}}, "needs held-out cases"),
+        ({"exports": [], "evaluation": {"every_steps": 2}}, "every_steps needs training"),
+    ):
+        with pytest.raises(ValidationError, match=text):
+            spec(training=None, **changes)

@@ -1,3 +1,5 @@
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -5,7 +7,10 @@ from dressage.seeds import derived_seed
 from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
 from dressage.spec.training import EvaluationSpec
+from tests.training.conftest import events_of
 from worker.training.evaluate import CaseScore, divided, gained, split, summary
+from worker.training.pipeline.run import run_job
+from worker.wire.run_dir import MANIFEST
 
 CASES = [Case(id=str(n), input=f"question {n}", expect={"answer": n}) for n in range(1000)]
 REWARDS = (RewardSpec(measure="right"),)
@@ -72,3 +77,20 @@ def test_seeds_differ_by_every_part():
     assert len(seeds) == 2500
     assert derived_seed(1, 23) != derived_seed(12, 3)
     assert derived_seed(0, "train", 1) == derived_seed(0, "train", 1)
+
+
+def test_a_model_is_measured_without_training(make_run, job_spec):
+    """`"training": null`: the same held-out cases and draws as before a training."""
+    trained = make_run("trained", training={"max_steps": 1}, evaluation={"holdout": 0.1})
+    run_job(trained)
+    only = make_run("only", evaluation={"holdout": 0.1, "only": True})
+    run_job(only)
+    (measured,) = events_of(only, "evaluation")
+    before = events_of(trained, "evaluation")[0]
+    assert (measured["name"], measured["step"]) == ("before", 0)
+    assert measured["passed"] == before["passed"]
+    assert [e["status"] for e in events_of(only, "status")] == ["preparing", "evaluating"]
+    manifest = json.loads((only.path / MANIFEST).read_text())
+    assert manifest["files"] == []
+    assert manifest["result"]["cases"]["held_out"] == before["count"]
+    assert not events_of(only, "progress")

@@ -92,6 +92,12 @@ def _prove_and_train(
         return
     choosing, proof = divided(parts.held_out, job.evaluation)
     evaluation = HeldOut(run, job, parts, previous)
+    if job.evaluation.only:
+        run.emit(EventType.STATUS, status=JobStatus.EVALUATING)
+        evaluation.at(BEFORE, proof, step=0)
+        run.finish(Manifest(files=(), result=_measured(job, parts)))
+        ranks.wait_for_all()
+        return
     if proof:
         evaluation.at(BEFORE, proof, step=0)
 
@@ -234,6 +240,17 @@ def _result(
         "isolation": str(parts.pool.sandbox.walls),
         "gain": gain and gain.model_dump(),
         "reward_gain": reward_gain and reward_gain.model_dump(),
+    }
+
+
+def _measured(job: JobSpec, parts: Parts) -> dict[str, Any]:
+    """The result of a job that has trained nothing."""
+    return {
+        "base_model": job.agent.model,
+        "parameters": parts.trainer.parameter_counts,
+        "cases": {"training": 0, "held_out": len(parts.held_out)},
+        "longest_prompt": _longest_prompt(parts),
+        "isolation": str(parts.pool.sandbox.walls),
     }
 
 
