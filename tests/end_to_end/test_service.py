@@ -63,7 +63,7 @@ def test_the_main_job(service, client, spec, tmp_path):
     path.write_text(json.dumps(spec))
     done = service.dressage("submit", str(path), "--watch")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "adjusted training.gradient_accumulation: 1 → 4" in done.stdout
+    assert "adjusted training.gradient_accumulation: 1 → 4" in done.stderr
     assert "evaluation after: pass rate" in done.stdout
 
     job = client.jobs(name="small").items[0]
