@@ -307,3 +307,27 @@ def test_every_token_has_a_role_and_a_share(captured):
         assert len(roles) == len(rollout.origins) == len(row.policy) == len(row.echo)
         assert [share > 0 for share in row.policy] == [r is TokenRole.ACTION for r in roles]
         assert [share > 0 for share in row.echo] == [r is TokenRole.OBSERVATION for r in roles]
+
+
+def test_a_pass_that_does_not_fit_is_halved_and_said(captured, monkeypatch, caplog):
+    trainer, _, rows = captured
+    whole, _ = gradient(trainer, rows, coeff=0.5)
+    loss, room = PolicyUpdate._loss, {"tokens": 500}
+
+    def full(self, model, chosen, micro, *rest):
+        if micro.width * micro.height > room["tokens"]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss(self, model, chosen, micro, *rest)
+
+    monkeypatch.setattr(PolicyUpdate, "_loss", full)
+    halved, seen = gradient(trainer, rows, coeff=0.5, tokens=1600)
+    assert seen.passes > 1
+    assert close(whole, halved)
+    said = [m for m in caplog.messages if "tried again with" in m]
+    assert said == [
+        "the memory was full in a pass over 1600 tokens; tried again with 800",
+        "the memory was full in a pass over 800 tokens; tried again with 400",
+    ]
+    room["tokens"] = 10  # not even one rollout
+    with pytest.raises(torch.OutOfMemoryError):
+        gradient(trainer, rows, coeff=0.5)

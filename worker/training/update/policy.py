@@ -120,12 +120,14 @@ class PolicyUpdate:
             try:
                 return self._once(model, rows, coeff)
             except torch.OutOfMemoryError:
-                if self.options.widths or self._tokens <= max(len(row.ids) for row in rows):
+                # Compiled passes have their shapes; other processes would wait for this one.
+                fixed = self.options.widths or self._accelerator.num_processes > 1
+                if fixed or self._tokens <= max(len(row.ids) for row in rows):
                     raise
-                error_tokens, self._tokens = self._tokens, self._tokens // 2
+                before, self._tokens = self._tokens, self._tokens // 2
                 log.warning(
                     "the memory was full in a pass over %d tokens; tried again with %d",
-                    *(error_tokens, self._tokens),
+                    *(before, self._tokens),
                 )
             for parameter in model.parameters():
                 parameter.grad = None
@@ -134,12 +136,16 @@ class PolicyUpdate:
 
     def _once(self, model: Any, rows: Sequence[Row], coeff: float) -> UpdateFigures:
         to_reference = self.options.beta > 0
-        moving = [
-            row
+        learning = [
+            row.moves_policy(to_reference=to_reference) or (coeff > 0 and row.observes)
             for row in rows
-            if row.moves_policy(to_reference=to_reference) or (coeff > 0 and row.observes)
         ]
-        watched = [row for row in rows if coeff == 0 and row.observes and row not in moving]
+        moving = [row for row, learns in zip(rows, learning, strict=True) if learns]
+        watched = [
+            row
+            for row, learns in zip(rows, learning, strict=True)
+            if not learns and coeff == 0 and row.observes
+        ]
         figures = UpdateFigures(rows=len(rows), left_out=len(rows) - len(moving))
         sums = _Sums()
         learned = moving or rows[:1]  # one whose gradient is zero: every process has its passes
