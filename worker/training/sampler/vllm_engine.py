@@ -39,6 +39,7 @@ class VllmEngine:
         )
         self._engine = self._llm.llm_engine
         self._scored: dict[int, list[int]] = {}
+        self._prefixes = 0  # which ones a continuation may share
 
     def add(self, number: int, turn: Turn) -> None:
         """As for `Engine`."""
@@ -56,7 +57,8 @@ class VllmEngine:
             flat_logprobs=True,
             output_kind=self._at_end,
         )
-        self._engine.add_request(str(number), {"prompt_token_ids": turn.prompt}, params)
+        prompt = {"prompt_token_ids": turn.prompt, "cache_salt": str(self._prefixes)}
+        self._engine.add_request(str(number), prompt, params)
 
     def add_score(self, number: int, ids: list[int]) -> None:
         """As for `Engine`."""
@@ -92,8 +94,11 @@ class VllmEngine:
         return dict(runner.model.named_parameters())
 
     def forget_prefixes(self) -> None:
-        """As for `Engine`. What is being written keeps what it has."""
-        self._llm.reset_prefix_cache()
+        """As for `Engine`. What is being written keeps what it has.
+
+        vLLM cannot empty its cache while anything is written: others get keys of their own.
+        """
+        self._prefixes += 1
 
     def sleep(self) -> None:
         """As for `Engine`."""
