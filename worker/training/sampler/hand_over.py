@@ -173,5 +173,6 @@ def _plain(source: Source) -> torch.Tensor:
         return source.base.float()
     from bitsandbytes.functional import QuantState, dequantize_4bit
 
-    state = QuantState.from_dict(source.quantized, device=source.base.device)
+    # It takes the dictionary apart.
+    state = QuantState.from_dict(dict(source.quantized), device=source.base.device)
     return dequantize_4bit(source.base, state).float()
