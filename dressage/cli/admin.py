@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from dressage.cli.console import WHOLE, Url, console, errors, friendly
+from dressage.cli.console import WHOLE, AsJson, Url, console, errors, friendly, print_json
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 from dressage.client.config import store_key, stored_key
@@ -26,6 +26,7 @@ def usage(
     by: UsageBy = UsageBy.TEAM,
     since: Annotated[datetime | None, typer.Option(help="30 days ago unless given.")] = None,
     csv: Annotated[bool, typer.Option(help="Print CSV.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show GPU time by team, job or attempt."""
     with friendly(), Client(url) as client:
@@ -33,8 +34,12 @@ def usage(
         if csv:
             print(client.usage_csv(by=by, since=start), end="")  # noqa: T201  for other programs
             return
+        found = client.usage(by=by, since=start)
+        if as_json:
+            print_json(found)
+            return
         table = Table("team", WHOLE("job"), "attempts", "GPU hours", "hours")
-        for row in client.usage(by=by, since=start).items:
+        for row in found.items:
             table.add_row(
                 row.team,
                 f"{row.job_id or ''}{f' #{row.attempt}' if row.attempt else ''}",
@@ -46,11 +51,15 @@ def usage(
 
 
 @app.command()
-def audit(url: Url = DEFAULT_URL) -> None:
+def audit(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show who changed what, newest first."""
     with friendly(), Client(url) as client:
+        found = client.audit()
+        if as_json:
+            print_json(found)
+            return
         table = Table("time", "team", WHOLE("key"), "action", "on")
-        for entry in client.audit().items:
+        for entry in found.items:
             time = entry.time.strftime("%Y-%m-%d %H:%M:%S")
             table.add_row(time, entry.team, entry.key_id, entry.action, escape(entry.target))
         console.print(table)
@@ -81,11 +90,15 @@ def create_key(
 
 
 @keys.command("list")
-def list_keys(url: Url = DEFAULT_URL) -> None:
+def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List keys, newest first."""
     with friendly(), Client(url) as client:
+        found = client.keys()
+        if as_json:
+            print_json(found)
+            return
         table = Table(WHOLE("id"), "team", "role", "name", "begins with", "state")
-        for key in client.keys().items:
+        for key in found.items:
             state = "revoked" if key.revoked_at else "valid"
             if key.expires_at and not key.revoked_at:
                 state = f"until {key.expires_at:%Y-%m-%d %H:%M}"
@@ -133,6 +146,7 @@ def set_team(
         list[str] | None, typer.Option(help="Take a limit away, as `--no-limit max-queued-jobs`.")
     ] = None,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Make a team, or change some of its limits; what is left out stays as it is."""
     given: dict[str, float | None] = {
@@ -156,15 +170,22 @@ def set_team(
     limits = dict(_stored(option, value) for option, value in changes.items())
     with friendly(), Client(url) as client:
         team = client.set_team(name, limits)
+        if as_json:
+            print_json(team)
+            return
         console.print(f"team {team.name}: {_limits(team)}", highlight=False)
 
 
 @teams.command("list")
-def list_teams(url: Url = DEFAULT_URL) -> None:
+def list_teams(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """List teams with their limits and what they use now."""
     with friendly(), Client(url) as client:
+        found = client.teams()
+        if as_json:
+            print_json(found)
+            return
         table = Table("team", "weight", "running GPUs", "queued jobs", "storage", "other limits")
-        for team in client.teams():
+        for team in found:
             table.add_row(
                 team.name,
                 f"{team.weight:g}",

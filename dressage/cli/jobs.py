@@ -34,6 +34,7 @@ def submit(
         typer.Option("--set", help="field=value, as training.seed=1; may be repeated."),
     ] = None,
     idempotency_key: Annotated[str | None, typer.Option(help="Submit at most once.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Put a job into the queue.
 
@@ -51,7 +52,10 @@ def submit(
         for change in job.adjustments:  # notes: who pipes wants the id alone
             errors.print(f"adjusted {change.field}: {change.requested} → {change.effective}")
             errors.print(f"  [dim]{escape(change.reason)}[/dim]", highlight=False)
-        console.print(job.id, highlight=False)
+        if as_json:
+            print_json(job)
+        else:
+            console.print(job.id, highlight=False)
         if watch:
             _exit_by_status(watch_job(client, job.id, console))
 
@@ -92,31 +96,35 @@ def jobs(
 
 
 @app.command()
-def cancel(job_id: str, url: Url = DEFAULT_URL) -> None:
+def cancel(job_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """End a job; its files and history stay."""
     with friendly(), Client(url) as client:
-        console.print(f"{job_id} is {client.cancel(job_id).status}", highlight=False)
+        _say(client.cancel(job_id), as_json=as_json)
 
 
 @app.command()
-def pause(job_id: str, url: Url = DEFAULT_URL) -> None:
+def pause(job_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Set a job aside after its current step, with a checkpoint."""
     with friendly(), Client(url) as client:
-        console.print(f"{job_id} is {client.pause(job_id).status}", highlight=False)
+        _say(client.pause(job_id), as_json=as_json)
 
 
 @app.command()
-def resume(job_id: str, url: Url = DEFAULT_URL) -> None:
+def resume(job_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Continue a paused job from its newest checkpoint."""
     with friendly(), Client(url) as client:
-        console.print(f"{job_id} is {client.resume(job_id).status}", highlight=False)
+        _say(client.resume(job_id), as_json=as_json)
 
 
 @app.command()
-def retry(job_id: str, url: Url = DEFAULT_URL) -> None:
+def retry(job_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Submit a failed or cancelled job again, as a new one."""
     with friendly(), Client(url) as client:
-        console.print(client.retry(job_id).id, highlight=False)
+        job = client.retry(job_id)
+        if as_json:
+            print_json(job)
+            return
+        console.print(job.id, highlight=False)
 
 
 @app.command()
@@ -136,10 +144,14 @@ def export(
     ] = None,
     wait: Annotated[bool, typer.Option(help="Until it has ended.")] = True,
     url: Url = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and do not wait.")] = False,
 ) -> None:
     """Make another file of a trained job, or try one again that failed."""
     with friendly(), Client(url) as client:
         made = client.export(job_id, export_spec(type, options or []))
+        if as_json:
+            print_json(made)
+            return
         if not wait:
             console.print(f"{made.name} {made.status}", highlight=False)
             return
@@ -207,6 +219,13 @@ def pull(
             console.print(f"{path} ({file.size / 1e6:.1f} MB)", highlight=False)
             if unpack and path.suffix == ".tar":
                 unpack_tar(path, to / path.stem, without_top=True)
+
+
+def _say(job: Job, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job)
+    else:
+        console.print(f"{job.id} is {job.status}", highlight=False)
 
 
 def plain_value(text: str) -> object:

@@ -7,7 +7,7 @@ from rich.table import Table
 from dressage.cli.console import WHOLE, AsJson, Url, console, friendly, print_json
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
-from dressage.spec.queue import QueueEntry
+from dressage.spec.queue import QueueEntry, Worker
 
 app = typer.Typer()
 
@@ -62,17 +62,24 @@ def workers(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def drain(worker_id: str, url: Url = DEFAULT_URL) -> None:
+def drain(worker_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Let a worker finish what it runs, and take nothing new."""
     with friendly(), Client(url) as client:
-        console.print(f"{worker_id} is {client.drain(worker_id).state}", highlight=False)
+        _say(client.drain(worker_id), as_json=as_json)
 
 
 @app.command()
-def activate(worker_id: str, url: Url = DEFAULT_URL) -> None:
+def activate(worker_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Let a drained or sick worker take jobs again."""
     with friendly(), Client(url) as client:
-        console.print(f"{worker_id} is {client.activate(worker_id).state}", highlight=False)
+        _say(client.activate(worker_id), as_json=as_json)
+
+
+def _say(worker: Worker, *, as_json: bool) -> None:
+    if as_json:
+        print_json(worker)
+    else:
+        console.print(f"{worker.id} is {worker.state}", highlight=False)
 
 
 def _starts_in(entry: QueueEntry) -> str:

@@ -21,10 +21,14 @@ def push_suite(
     path: Annotated[Path, typer.Argument(help="A folder, an archive, or a file of cases.")],
     name: Annotated[str, typer.Option(help="The suite's name.")],
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Upload a suite. The same content is the same version."""
     with friendly(), Client(url) as client:
         info = client.push_suite(path, name)
+        if as_json:
+            print_json(info)
+            return
         console.print(
             f"{info.reference}: {info.case_count} cases, tools: "
             f"{', '.join(tool.name for tool in info.tools) or 'none'}, measures: "

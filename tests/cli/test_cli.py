@@ -414,3 +414,28 @@ def test_a_model_is_measured_on_the_command_line(operator, suite, worker, job_fi
     spec = json.loads(operator("show", job_id, "--json").stdout)["spec"]
     assert (spec["evaluation"]["only"], spec["evaluation"]["temperature"]) == (True, 0)
     assert spec["exports"] == []
+
+
+def test_what_is_shown_is_json_for_programs(operator, suite, worker, job_file):
+    job = json.loads(operator("submit", job_file(name="steps 30"), "--json").stdout)
+    show = ("show", job["id"], "--json")
+    wait_for(lambda: json.loads(operator(*show).stdout)["status"] == "training")
+    for command in (
+        ("pause", job["id"]),
+        ("cancel", job["id"]),
+        ("suites", "push", ARITHMETIC, "--name", "again"),
+        ("suites", "list"),
+        ("jobs",),
+        ("queue",),
+        ("workers",),
+        ("drain", "test-worker"),
+        ("activate", "test-worker"),
+        ("usage",),
+        ("audit",),
+        ("keys", "list"),
+        ("teams", "list"),
+        ("teams", "set", "default", "--max-queued-jobs", 100),
+        ("metrics", job["id"]),
+        ("rollouts", job["id"]),
+    ):
+        assert json.loads(operator(*command, "--json").stdout) is not None, command
