@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -27,8 +25,8 @@ from dressage.intervals import paired_passes, paired_rewards
 from dressage.measuring.advantages import advantages_of, has_no_spread
 from dressage.measuring.combine import combined, may_decide, verdicts_of
 from dressage.measuring.runner import MeasureRunner
-from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError
+from dressage.measuring.session import sandboxed
+from dressage.sandbox.process import Outcome, SandboxStartError
 from dressage.spec.comparison import (
     Regrade,
     RegradedPhase,
@@ -39,7 +37,6 @@ from dressage.spec.event import Gain, Rollout
 from dressage.spec.job import JobSpec
 from dressage.spec.suite import Case
 
-WORKERS = 4
 TOTAL_SECONDS = 120.0
 TRAIN = "train"
 BEFORE, AFTER = "before", "after"
@@ -189,9 +186,7 @@ def _calls(messages: Sequence[Any]) -> list[ToolCall]:
 def _graded(
     request: RegradeSpec, suite: Suite, contexts: list[MeasureContext]
 ) -> list[list[Outcome]]:
-    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
-        suite.write_code(Path(folder))
-        pool = WorkerPool(Sandbox(Path(folder)), size=WORKERS)
+    with sandboxed(suite) as pool:
         runner = MeasureRunner(
             request.rewards,
             pool,
@@ -203,7 +198,6 @@ def _graded(
             return runner.run(contexts, [None] * len(contexts))
         finally:
             runner.close()
-            pool.close()
 
 
 def _shown(rollout: Rollout, request: RegradeSpec, outcomes: list[Outcome]) -> RegradedRollout:

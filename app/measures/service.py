@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from app.db.engine import Sessions, unit_of_work
@@ -20,12 +18,12 @@ from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCal
 from dressage.authoring.suite import Suite
 from dressage.measuring.combine import combined, verdicts_of
 from dressage.measuring.runner import MeasureRunner
+from dressage.measuring.session import sandboxed
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Sandbox, SandboxStartError, Worker
+from dressage.sandbox.process import Outcome, SandboxStartError, Worker
 from dressage.spec.preview import MeasurePreview, PreviewResult, PreviewResults, PreviewRollout
 from dressage.spec.training import TrainingSpec
 
-WORKERS = 4
 TOTAL_SECONDS = 120.0
 
 
@@ -81,24 +79,19 @@ async def preview(
 
 def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
     contexts = [_context(rollout, suite) for rollout in request.rollouts]
-    with tempfile.TemporaryDirectory(prefix="dressage-suite-") as folder:
-        suite.write_code(Path(folder))
-        pool = WorkerPool(Sandbox(Path(folder)), size=WORKERS)
+    with sandboxed(suite) as pool:
+        runner = MeasureRunner(
+            request.rewards,
+            pool,
+            timeout=request.timeout,
+            until=time.monotonic() + TOTAL_SECONDS,
+            judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
+        )
         try:
-            runner = MeasureRunner(
-                request.rewards,
-                pool,
-                timeout=request.timeout,
-                until=time.monotonic() + TOTAL_SECONDS,
-                judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
-            )
-            try:
-                workers = [_played(request, pool, context) for context in contexts]
-                return runner.run(contexts, workers)
-            finally:
-                runner.close()
+            workers = [_played(request, pool, context) for context in contexts]
+            return runner.run(contexts, workers)
         finally:
-            pool.close()
+            runner.close()
 
 
 def _played(request: MeasurePreview, pool: WorkerPool, context: MeasureContext) -> Worker | None:

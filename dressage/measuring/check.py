@@ -4,22 +4,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from dressage.authoring.measure import AssistantMessage, MeasureContext
 from dressage.authoring.suite import Suite
 from dressage.measuring.runner import MeasureRunner
+from dressage.measuring.session import sandboxed
 from dressage.sandbox.pool import WorkerPool
-from dressage.sandbox.process import Outcome, Sandbox, Worker
+from dressage.sandbox.process import Outcome, Worker
 from dressage.spec.measure import RewardSpec
 from dressage.spec.suite import Case
 
-WORKERS = 4
 GIVEN_FOR_NOTHING = 0.5
 # What is said of a case: its expected values, and what solves nothing.
 ANSWERS: dict[str, Callable[[Case], str]] = {
-    "what is expected": lambda case: " ".join(_texts(case.expect)),
+    "what is expected": lambda case: " ".join(texts_in(case.expect)),
     "nothing": lambda _: "",
     "the question": lambda case: str(case.conversation(None)[-1]["content"] or ""),
     "I do not know.": lambda _: "I do not know.",
@@ -66,13 +65,8 @@ def check_suite(path: Path, *, cases: int) -> SuiteCheck:
         SandboxStartError: Its code does not load.
     """
     suite = Suite.from_path(path)
-    with TemporaryDirectory(prefix="dressage-suite-") as folder:
-        suite.write_code(Path(folder))
-        pool = WorkerPool(Sandbox(Path(folder)), size=WORKERS)
-        try:
-            return _tried(suite, pool, suite.cases[:cases])
-        finally:
-            pool.close()
+    with sandboxed(suite) as pool:
+        return _tried(suite, pool, suite.cases[:cases])
 
 
 def _tried(suite: Suite, pool: WorkerPool, cases: Sequence[Case]) -> SuiteCheck:
@@ -125,9 +119,10 @@ def _mean(outcomes: Sequence[Outcome]) -> float | None:
     return fmean(known) if known else None
 
 
-def _texts(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
+    """Every text and number inside what a case expects."""
     if isinstance(value, dict):
-        return _texts(list(value.values()))
+        return texts_in(list(value.values()))
     if isinstance(value, list):
-        return [text for item in value for text in _texts(item)]
+        return [text for item in value for text in texts_in(item)]
     return [] if value is None or isinstance(value, bool) else [str(value)]

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
+from dressage.measuring.check import texts_in
 from dressage.measuring.combine import may_decide
 from dressage.spec.job import JobSpec
 from dressage.spec.preflight import NullAgent
@@ -28,7 +28,7 @@ def play_null_agents(
     if job.agent.rollout_func:
         return ()
     said = {rollout.case.id: rollout.final_text for rollout in base}
-    stuffing = " ".join(dict.fromkeys(_words([case.expect for case in cases])))
+    stuffing = " ".join(dict.fromkeys(texts_in([case.expect for case in cases])))
     agents: dict[str, Callable[[Case], str]] = {
         "empty": lambda _: "",
         "echo": lambda case: case.conversation(None)[-1]["content"] or "",
@@ -115,12 +115,3 @@ class _Scripted:
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
-
-
-def _words(value: Any) -> list[str]:
-    """Every text and number inside what cases expect."""
-    if isinstance(value, dict):
-        return _words(list(value.values()))
-    if isinstance(value, list):
-        return [word for item in value for word in _words(item)]
-    return [] if value is None or isinstance(value, bool) else [str(value)]
