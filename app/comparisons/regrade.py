@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
@@ -24,8 +23,7 @@ from dressage.authoring.suite import Suite
 from dressage.intervals import paired_passes, paired_rewards
 from dressage.measuring.advantages import advantages_of, has_no_spread
 from dressage.measuring.combine import combined, may_decide, verdicts_of
-from dressage.measuring.runner import MeasureRunner
-from dressage.measuring.session import sandboxed
+from dressage.measuring.session import measuring
 from dressage.sandbox.process import Outcome, SandboxStartError
 from dressage.spec.comparison import (
     Regrade,
@@ -186,18 +184,14 @@ def _calls(messages: Sequence[Any]) -> list[ToolCall]:
 def _graded(
     request: RegradeSpec, suite: Suite, contexts: list[MeasureContext]
 ) -> list[list[Outcome]]:
-    with sandboxed(suite) as pool:
-        runner = MeasureRunner(
-            request.rewards,
-            pool,
-            timeout=request.timeout,
-            until=time.monotonic() + TOTAL_SECONDS,
-            judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
-        )
-        try:
-            return runner.run(contexts, [None] * len(contexts))
-        finally:
-            runner.close()
+    with measuring(
+        suite,
+        request.rewards,
+        timeout=request.timeout,
+        seconds=TOTAL_SECONDS,
+        judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
+    ) as (runner, _):
+        return runner.run(contexts, [None] * len(contexts))
 
 
 def _shown(rollout: Rollout, request: RegradeSpec, outcomes: list[Outcome]) -> RegradedRollout:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from typing import Any
 
 from app.db.engine import Sessions, unit_of_work
@@ -17,8 +16,7 @@ from app.suites.service import load
 from dressage.authoring.measure import AssistantMessage, MeasureContext, ToolCall
 from dressage.authoring.suite import Suite
 from dressage.measuring.combine import combined, verdicts_of
-from dressage.measuring.runner import MeasureRunner
-from dressage.measuring.session import sandboxed
+from dressage.measuring.session import measuring
 from dressage.sandbox.pool import WorkerPool
 from dressage.sandbox.process import Outcome, SandboxStartError, Worker
 from dressage.spec.preview import MeasurePreview, PreviewResult, PreviewResults, PreviewRollout
@@ -79,19 +77,15 @@ async def preview(
 
 def _run(request: MeasurePreview, suite: Suite) -> list[list[Outcome]]:
     contexts = [_context(rollout, suite) for rollout in request.rollouts]
-    with sandboxed(suite) as pool:
-        runner = MeasureRunner(
-            request.rewards,
-            pool,
-            timeout=request.timeout,
-            until=time.monotonic() + TOTAL_SECONDS,
-            judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
-        )
-        try:
-            workers = [_played(request, pool, context) for context in contexts]
-            return runner.run(contexts, workers)
-        finally:
-            runner.close()
+    with measuring(
+        suite,
+        request.rewards,
+        timeout=request.timeout,
+        seconds=TOTAL_SECONDS,
+        judge_key=os.environ.get("DRESSAGE_JUDGE_KEY"),
+    ) as (runner, pool):
+        workers = [_played(request, pool, context) for context in contexts]
+        return runner.run(contexts, workers)
 
 
 def _played(request: MeasurePreview, pool: WorkerPool, context: MeasureContext) -> Worker | None:

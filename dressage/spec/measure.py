@@ -198,3 +198,11 @@ class RewardSpec(Spec):
         if isinstance(measure, ToolCalled | ToolNotCalled):
             return f"{measure.type}:{measure.tool}"
         return measure.type
+
+
+def with_bare_names(data: Any) -> Any:
+    """A request in which a bare string stands for a measure of weight 1, as in jobs."""
+    if isinstance(data, dict) and isinstance(data.get("rewards"), list | tuple):
+        rewards = [{"measure": r} if isinstance(r, str) else r for r in data["rewards"]]
+        return {**data, "rewards": rewards}
+    return data

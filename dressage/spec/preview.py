@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from dressage.spec.base import Spec
 from dressage.spec.event import MeasureVerdict
-from dressage.spec.measure import RewardSpec
+from dressage.spec.measure import RewardSpec, with_bare_names
 
 
 class PreviewToolCall(Spec):
@@ -51,11 +51,7 @@ class MeasurePreview(Spec):
     @model_validator(mode="before")
     @classmethod
     def _bare_names(cls, data: Any) -> Any:
-        """Accept a bare string for a measure of weight 1, as jobs do."""
-        if isinstance(data, dict) and isinstance(data.get("rewards"), list | tuple):
-            rewards = [{"measure": r} if isinstance(r, str) else r for r in data["rewards"]]
-            return {**data, "rewards": rewards}
-        return data
+        return with_bare_names(data)
 
 
 class PreviewResult(Spec):
