@@ -73,6 +73,7 @@ def create_key(
     expires: Annotated[datetime | None, typer.Option(help="When it ends.")] = None,
     requests_per_minute: int | None = None,
     url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key. It is shown once."""
     with friendly(), Client(url) as client:
@@ -85,6 +86,9 @@ def create_key(
                 requests_per_minute=requests_per_minute,
             )
         )
+        if as_json:
+            print_json(made)
+            return
         errors.print(f"{made.id}: shown once, keep it", highlight=False)
         print(made.secret)  # noqa: T201  alone on its line, for other programs
 
@@ -107,10 +111,13 @@ def list_keys(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 
 @keys.command("revoke")
-def revoke_key(key_id: str, url: Url = DEFAULT_URL) -> None:
+def revoke_key(key_id: str, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """End a key, for good."""
     with friendly(), Client(url) as client:
-        client.revoke_key(key_id)
+        key = client.revoke_key(key_id)
+        if as_json:
+            print_json(key)
+            return
         console.print(f"{key_id} is revoked", highlight=False)
 
 

@@ -174,6 +174,16 @@ def test_keys_are_made_listed_used_and_revoked(operator, service, monkeypatch):
     assert "refused (unauthorized)" in operator("jobs", code=1).stderr
 
 
+def test_a_program_reads_a_new_key_with_its_secret_and_a_revoked_one_without(operator):
+    operator("teams", "set", "search")
+    made = json.loads(operator("keys", "create", "--team", "search", "--json").stdout)
+    assert made["secret"].startswith(made["prefix"])
+    ended = json.loads(operator("keys", "revoke", made["id"], "--json").stdout)
+    assert ended["id"] == made["id"]
+    assert ended["revoked_at"]
+    assert "secret" not in ended
+
+
 def test_usage_and_audit(operator, context, submit):
     yesterday = str(datetime.date.today() - datetime.timedelta(days=1))
     job_id = submit("ok")
