@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dressage.spec.event import Evaluations, Gain
 from dressage.spec.job import Job
@@ -60,11 +60,17 @@ def _cases(result: dict[str, dict[str, int]]) -> str:
 
 
 def _gain(what: str, gain: Gain | None) -> str:
-    return f"No {what} before and after." if gain is None else gain_line(what, gain)
+    return f"No {what} before and after." if gain is None else _gain_line(what, gain)
 
 
-def gain_line(what: str, gain: Gain) -> str:
-    """A gain with its interval, for people."""
+def gain_lines(pass_rate: Gain | None, reward: Gain | None) -> Iterator[str]:
+    """The gains that are known, each with its interval, for people."""
+    for what, gain in (("pass rate", pass_rate), ("mean reward", reward)):
+        if gain:
+            yield _gain_line(what, gain)
+
+
+def _gain_line(what: str, gain: Gain) -> str:
     return (
         f"{what.capitalize()}: {gain.before:.3f} → {gain.after:.3f} on {gain.count} cases, "
         f"{_interval(gain)}"

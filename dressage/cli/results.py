@@ -11,7 +11,7 @@ from rich.table import Table
 
 from dressage import strict_json
 from dressage.cli.console import WHOLE, AsJson, Url, console, friendly, print_json
-from dressage.cli.report import gain_line
+from dressage.cli.report import gain_lines
 from dressage.client import Client
 from dressage.client.client import DEFAULT_URL
 from dressage.spec.event import Evaluation, Evaluations, EventType, Rollout
@@ -69,9 +69,8 @@ def compare(
         console.print(table)
         for pair in found.pairs:
             console.print(f"{pair.second} against {pair.first}:", highlight=False)
-            for what, gain in (("pass rate", pair.pass_rate), ("mean reward", pair.reward)):
-                if gain:
-                    console.print(f"  {gain_line(what, gain)}", highlight=False)
+            for line in gain_lines(pair.pass_rate, pair.reward):
+                console.print(f"  {line}", highlight=False)
             for what, cases in (("better", pair.better), ("worse", pair.worse)):
                 if cases:
                     console.print(f"  {what}: {escape(_some(cases))}", highlight=False)
@@ -125,9 +124,8 @@ def regrade(
                 str(each.turned) if each.groups else "",
             )
         console.print(table)
-        for what, gain in (("pass rate", found.gain), ("mean reward", found.reward_gain)):
-            if gain:
-                console.print(gain_line(what, gain), highlight=False)
+        for line in gain_lines(found.gain, found.reward_gain):
+            console.print(line, highlight=False)
         for note in found.notes:
             console.print(f"note: {escape(note)}", highlight=False)
 
@@ -215,9 +213,7 @@ def _story(job: Job, evaluations: Evaluations) -> Iterator[str]:
     for one in evaluations.items:
         rate = "" if one.pass_rate is None else f"pass rate {one.pass_rate:.3f}, "
         yield f"{one.name}: {rate}mean reward {one.mean_reward:.3f} on {one.count} cases"
-    for what, gain in (("pass rate", evaluations.gain), ("mean reward", evaluations.reward_gain)):
-        if gain:
-            yield gain_line(what, gain)
+    yield from gain_lines(evaluations.gain, evaluations.reward_gain)
     yield from _flips(evaluations.items)
     for export in job.exports:
         yield f"export {export.name}: {export.status}"

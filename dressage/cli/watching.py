@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dressage.cli.report import gain_line
+from dressage.cli.report import gain_lines
 from dressage.client import Client
 from dressage.spec.event import Evaluations, Event, EventType
 from dressage.spec.job import Job
@@ -67,9 +67,8 @@ def _watch(client: Client, job_id: str, console: Console) -> Job:
 
 def _show_gain(evaluations: Evaluations, console: Console) -> None:
     """Did it help? The end of what somebody has watched."""
-    for what, gain in (("pass rate", evaluations.gain), ("mean reward", evaluations.reward_gain)):
-        if gain:
-            console.print(gain_line(what, gain), highlight=False)
+    for line in gain_lines(evaluations.gain, evaluations.reward_gain):
+        console.print(line, highlight=False)
 
 
 def _metrics(event: Event) -> str:
