@@ -23,6 +23,7 @@ from dressage.authoring.suite import Suite
 from dressage.intervals import paired_passes, paired_rewards
 from dressage.measuring.advantages import advantages_of, has_no_spread
 from dressage.measuring.combine import combined, may_decide, verdicts_of
+from dressage.measuring.conversation import final_text
 from dressage.measuring.session import measuring
 from dressage.sandbox.process import Outcome, SandboxStartError
 from dressage.spec.comparison import (
@@ -79,6 +80,11 @@ async def of_job(
     if not gradable:
         raise _invalid("phases", "none of these rollouts is stored whole, of a case of the suite")
     contexts = [_context(one, cases[one.case_id], spec.agent.instructions) for one in gradable]
+    if unsure := sum(any(map(_may_have_failed, context.tool_calls)) for context in contexts):
+        notes.append(
+            f"{unsure} of {len(contexts)} rollouts have calls that may have failed or were not "
+            "run: only messages are stored, so measures see the text as `result`, never `error`"
+        )
     try:
         outcomes = await pool.run(team, lambda: _graded(request, suite, contexts))
     except SandboxStartError as error:
@@ -149,14 +155,12 @@ def _context(rollout: Rollout, case: Case, instructions: str | None) -> MeasureC
     messages: list[Any] = [dict(message) for message in rollout.messages]
     length = len(case.conversation(instructions))
     said = messages[length:]
-    last = said[-1] if said and said[-1].get("role") == "assistant" else {}
-    text = "" if last.get("tool_calls") else str(last.get("content") or "")
     return MeasureContext(
         input=content["input"],
         expect=content["expect"],
         metadata=content["metadata"],
         messages=messages,
-        final=AssistantMessage(text),
+        final=AssistantMessage(final_text(said)),
         tool_calls=_calls(said),
         stop_reason=rollout.stop_reason,
         prompt_length=length,
@@ -179,6 +183,11 @@ def _calls(messages: Sequence[Any]) -> list[ToolCall]:
                 )
             )
     return found
+
+
+def _may_have_failed(call: ToolCall) -> bool:
+    """The model is shown errors as `{"error": …}`; a tool may answer that, too."""
+    return call.result is None or call.result.startswith('{"error": ')
 
 
 def _graded(

@@ -53,7 +53,7 @@ def suite(api):
 def job(api, suite, job_spec, settings):
     """A job with an evaluation before and after, its rollouts, and some of training."""
 
-    def make(before, after, *, name="s", answers=None, train=()):
+    def make(before, after, *, name="s", answers=None, train=(), more=()):
         spec = {**job_spec, "suite": name, "rewards": [{"measure": "right"}]}
         response = api.post("/jobs", json=spec)
         assert response.status_code == 201, response.text
@@ -89,7 +89,7 @@ def job(api, suite, job_spec, settings):
             engine = create_engine(settings.sqlalchemy_url)
             async with unit_of_work(create_sessions(engine)) as session:
                 await append_events(session, job_id, events)
-                await save_rollouts(session, job_id, rollouts)
+                await save_rollouts(session, job_id, [*rollouts, *more])
             await engine.dispose()
 
         asyncio.run(store())
@@ -195,6 +195,20 @@ def test_measures_see_calls_results_and_cases(api, job):
     assert {v["reason"] for one in found["items"] for v in one["verdicts"][:1]} == {"4"}
     assert found["gain"]["difference"] == 1.0
     assert found["gain"]["count"] == 8
+
+
+def test_a_call_that_failed_is_not_passed_off_as_an_answer(api, job):
+    failed, unanswered, asked_again = (rollout("train", 1, at, 0, "4", 1.0) for at in range(3))
+    failed["messages"][3]["content"] = '{"error": "no such operator"}'
+    unanswered["messages"] = unanswered["messages"][:3]
+    asked_again["messages"].append({"role": "user", "content": "Sure?"})
+    job_id = job([0] * 8, [1] * 8, more=[failed, unanswered, asked_again])
+    body = {"rewards": ["called", "right"], "phases": ["train"]}
+    found = api.post(f"/jobs/{job_id}/regrade", json=body).json()
+    (note,) = found["notes"]
+    assert note.startswith("2 of 3 rollouts have calls that may have failed or were not run")
+    # The answer counts though the user spoke after it; a conversation that ends in a call has none.
+    assert [one["verdicts"][1]["value"] for one in found["items"]] == [1.0, 0.0, 1.0]
 
 
 @pytest.mark.parametrize(

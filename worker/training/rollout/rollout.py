@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from dressage.authoring.measure import ToolCall
+from dressage.measuring.conversation import final_text
 from dressage.sandbox.process import Worker
 from dressage.spec.chat import Message
 from dressage.spec.event import TokenRole
@@ -140,13 +141,5 @@ class Rollout:
 
     @property
     def final_text(self) -> str:
-        """What the model said last; empty when the last turn is a tool call or a result.
-
-        A turn of the user after it, as rollout functions have it, is no answer.
-        """
-        said = self.messages[self.prompt_length :]
-        while said and said[-1]["role"] == "user":
-            said = said[:-1]
-        if not said or said[-1]["role"] != "assistant" or said[-1].get("tool_calls"):
-            return ""
-        return str(said[-1].get("content") or "")
+        """What the model said last; see `dressage.measuring.conversation`."""
+        return final_text(self.messages[self.prompt_length :])
